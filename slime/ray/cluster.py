@@ -1,0 +1,95 @@
+"""Joins a running Ray cluster, or starts one on this machine, and checks that it has the devices that the run needs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+
+from slime.utils import accelerator
+
+logger = logging.getLogger(__name__)
+
+MANAGER_CPUS = 1
+
+
+class NotEnoughDevices(RuntimeError):
+    """The cluster has fewer devices than the run asks for."""
+
+
+def devices_needed(args: Namespace) -> int:
+    """Devices of the placement group (surface: one bundle per device)."""
+    from slime.ray.placement_group import placement_group_layout
+
+    return placement_group_layout(args).total
+
+
+def _start_local(args: Namespace) -> None:
+    """Start a cluster on this machine that ends with this process.
+
+    On a CPU a "device" is a share of the machine, so the cluster is told to have as many as the run asks for; real
+    accelerators are counted by Ray.
+    """
+    resource = accelerator.current().ray_resource
+    num_cpus = max(os.cpu_count() or 1, devices_needed(args) + MANAGER_CPUS) if resource == "CPU" else None
+    ray.init(num_cpus=num_cpus, include_dashboard=False, logging_level=logging.WARNING)
+    logger.info("started a local Ray cluster with %s", _describe(ray.cluster_resources()))
+
+
+def _describe(resources: dict[str, float]) -> str:
+    wanted = {"CPU", accelerator.current().ray_resource}
+    return ", ".join(f"{int(resources.get(name, 0))} {name}" for name in sorted(wanted))
+
+
+def _check_devices(args: Namespace) -> None:
+    current = accelerator.current()
+    needed = devices_needed(args)
+    cpus_needed = MANAGER_CPUS + needed * current.bundle().get("CPU", 0)
+    have = ray.cluster_resources()
+    short = {}
+    if have.get(current.ray_resource, 0) < needed:
+        short[current.ray_resource] = needed
+    if have.get("CPU", 0) < cpus_needed:
+        short["CPU"] = int(cpus_needed)
+    if short:
+        asked = ", ".join(f"{count} {name}" for name, count in short.items())
+        raise NotEnoughDevices(
+            f"the run asks for {asked}, but the Ray cluster has {_describe(have)} "
+            f"(--actor-num-nodes {args.actor_num_nodes} x --actor-num-gpus-per-node {args.actor_num_gpus_per_node}, "
+            f"--rollout-num-gpus {args.rollout_num_gpus}, --colocate {args.colocate}; "
+            f"{MANAGER_CPUS} CPU is for the rollout manager)"
+        )
+
+
+def _terminate(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt(f"signal {signal.Signals(signum).name}")
+
+
+@contextmanager
+def cluster(args: Namespace) -> Iterator[None]:
+    """Connect to Ray for the length of a run; SIGTERM ends the run like Ctrl-C.
+
+    Raises:
+        NotEnoughDevices: naming how many were asked for and how many there are.
+    """
+    signal.signal(signal.SIGTERM, _terminate)
+    owned = not ray.is_initialized()
+    if owned:
+        try:
+            ray.init(address="auto", logging_level=logging.WARNING)
+            logger.info("joined the Ray cluster at %s", ray.get_runtime_context().gcs_address)
+        except ConnectionError:
+            if os.environ.get("RAY_ADDRESS", "local") not in ("local", "auto"):
+                raise
+            _start_local(args)
+    try:
+        _check_devices(args)
+        yield
+    finally:
+        if owned:
+            ray.shutdown()

@@ -1,0 +1,125 @@
+"""What both drivers drive: creating and ending the rollout manager and the training models, saving, sending weights."""
+
+from __future__ import annotations
+
+import logging
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+
+from slime.ray.actor_group import RayTrainGroup
+from slime.ray.cluster import MANAGER_CPUS
+from slime.ray.placement_group import Placement
+from slime.ray.train_actor import TrainRayActor
+
+logger = logging.getLogger(__name__)
+
+DISPOSE_TIMEOUT_S = 30
+
+
+@contextmanager
+def rollout_manager(args: Namespace, pg: Placement) -> Iterator[Any]:
+    """The rollout manager for the length of a run.
+
+    It starts the engines; its methods wait until they are ready. When the run succeeds it stops them; when the run
+    fails it is killed at once, and its engines' processes end with it.
+    """
+    from slime.ray.rollout import RolloutManager
+
+    manager = ray.remote(RolloutManager).options(num_cpus=MANAGER_CPUS).remote(args, pg)
+    try:
+        yield manager
+        ray.get(manager.dispose.remote(), timeout=DISPOSE_TIMEOUT_S)
+    finally:
+        ray.kill(manager)
+
+
+def allocate_train_group(
+    args: Namespace,
+    num_nodes: int,
+    num_gpus_per_node: int,
+    pg: Placement,
+    role: str = "actor",
+    with_ref: bool = False,
+    with_opd_teacher: bool = False,
+    actor_cls: type[TrainRayActor] | None = None,
+) -> RayTrainGroup:
+    """Start the processes of a training group on the first bundles of `pg`."""
+    return RayTrainGroup(
+        args, num_nodes, num_gpus_per_node, pg,
+        role=role, with_ref=with_ref, with_opd_teacher=with_opd_teacher, actor_cls=actor_cls,
+    )  # fmt: skip
+
+
+def create_training_models(
+    args: Namespace,
+    pgs: dict[str, Placement | None],
+    manager: Any,
+    actor_cls: type[TrainRayActor] | None = None,
+) -> RayTrainGroup | None:
+    """Build the actor, load data state and send the first weights. None with --debug-rollout-only.
+
+    Sets `args.num_rollout`, `args.num_rollout_per_epoch` and `args.start_rollout_id` where they follow from data and
+    checkpoint.
+    """
+    actor = None
+    if not args.debug_rollout_only:
+        with_ref = args.kl_coef != 0 or args.use_kl_loss
+        actor = allocate_train_group(
+            args, args.actor_num_nodes, args.actor_num_gpus_per_node, pgs["actor"],
+            with_ref=with_ref, actor_cls=actor_cls,
+        )  # fmt: skip
+    _resolve_num_rollout(args, ray.get(manager.get_num_rollout_per_epoch.remote()))
+    if args.check_weight_update_equal:
+        ray.get(manager.check_weights.remote("snapshot"))
+        ray.get(manager.check_weights.remote("reset_tensors"))
+    if args.offload_rollout:
+        ray.get(manager.offload.remote())
+    if actor is not None:
+        start_ids = set(actor.create(manager))
+        if len(start_ids) != 1:
+            raise RuntimeError(f"the actor's ranks would start from different rollouts: {sorted(start_ids)}")
+        if args.start_rollout_id is None:
+            args.start_rollout_id = start_ids.pop()
+    args.start_rollout_id = args.start_rollout_id or 0
+    if args.rollout_global_dataset:
+        ray.get(manager.load.remote(args.start_rollout_id - 1))
+    if actor is not None:
+        send_weights(args, actor, manager)
+        if args.check_weight_update_equal:
+            ray.get(manager.check_weights.remote("compare"))
+    return actor
+
+
+def _resolve_num_rollout(args: Namespace, per_epoch: int | None) -> None:
+    """Without --num-rollout it follows from --num-epoch and the data; only then do epochs have ends."""
+    args.num_rollout_per_epoch = None
+    if args.num_rollout is not None:
+        return
+    if not per_epoch:
+        raise ValueError(
+            f"--num-epoch {args.num_epoch}: the prompt set has fewer prompts than "
+            f"--rollout-batch-size {args.rollout_batch_size}"
+        )
+    args.num_rollout_per_epoch = per_epoch
+    args.num_rollout = per_epoch * args.num_epoch
+    logger.info("%d epochs of %d rollouts each: %d rollouts", args.num_epoch, per_epoch, args.num_rollout)
+
+
+def save(args: Namespace, rollout_id: int, actor: RayTrainGroup, manager: Any) -> None:
+    """Save model and data state after `rollout_id`; the last save waits until everything is on disk."""
+    actor.save_model(rollout_id, force_sync=rollout_id == args.num_rollout - 1)
+    if args.rollout_global_dataset:
+        ray.get(manager.save.remote(rollout_id))
+
+
+def send_weights(args: Namespace, actor: RayTrainGroup, manager: Any) -> None:
+    """Bring the engines' weights back, replace them by the trainers', then bring the KV cache back."""
+    if args.offload_rollout:
+        ray.get(manager.onload_weights.remote())
+    actor.update_weights()
+    if args.offload_rollout:
+        ray.get(manager.onload_kv.remote())

@@ -1,0 +1,153 @@
+"""The rollout manager: owns data source, router and engines, and turns prompts into training data."""
+
+from __future__ import annotations
+
+import logging
+import time
+from argparse import Namespace
+from typing import Any
+
+import ray
+
+from slime.observability import logging_utils, rollout_data_utils, rollout_metrics
+from slime.ray.engine_group import RolloutServer, start_rollout_servers
+from slime.ray.placement_group import Placement
+from slime.ray.train_data import convert_samples_to_train_data, flatten_samples, split_train_data_by_dp
+from slime.ray.utils import Lock
+from slime.rollout.base_types import call_rollout_fn
+from slime.utils.misc import Box, load_function
+from slime.utils.types import Sample
+
+logger = logging.getLogger(__name__)
+
+
+class RolloutManager:
+    """One per run, on a CPU. Its methods are called by the driver and by trainers, one at a time."""
+
+    def __init__(self, args: Namespace, pg: Placement) -> None:
+        logging_utils.configure_logger(args, "rollout-manager")
+        self.args = args
+        self._train_parallel_config: dict[str, int] = {}
+        # The data first: a broken file must end the run before any engine starts.
+        self.data_source = load_function(args.data_source_path)(args)
+        self.generate_rollout = load_function(args.rollout_function_path)
+        self.eval_generate_rollout = load_function(args.eval_function_path)
+        self.servers: dict[str, RolloutServer] = start_rollout_servers(args, pg)
+        self._lock = Lock.remote()
+        for server in self.servers.values():
+            server.wait_ready()
+
+    def get_num_rollout_per_epoch(self) -> int | None:
+        """Rollouts that one pass over the prompts takes; None without a prompt set."""
+        if not self.args.rollout_global_dataset:
+            return None
+        return len(self.data_source) // self.args.rollout_batch_size
+
+    # -- generation ---------------------------------------------------------------------------------------------------
+
+    def generate(self, rollout_id: int) -> list[Box] | None:
+        """Roll out once. One boxed object reference per data-parallel rank; None with --debug-rollout-only."""
+        started = time.monotonic()
+        samples, metrics = self._rollout_samples(rollout_id)
+        if self.args.save_debug_rollout_data:
+            rollout_data_utils.save_debug_rollout_data(
+                self.args.save_debug_rollout_data, samples, rollout_id=rollout_id, evaluation=False
+            )
+        elapsed = time.monotonic() - started
+        rollout_metrics.log_rollout_data(rollout_id, self.args, samples, metrics, elapsed)
+        if self.args.debug_rollout_only:
+            return None
+        data = convert_samples_to_train_data(self.args, samples)
+        shards = split_train_data_by_dp(self.args, data, self._train_parallel_config)
+        return [Box(ray.put(shard)) for shard in shards]
+
+    def _rollout_samples(self, rollout_id: int) -> tuple[list[Sample], dict[str, Any] | None]:
+        if self.args.load_debug_rollout_data:
+            samples = rollout_data_utils.load_debug_rollout_data(
+                self.args.load_debug_rollout_data,
+                rollout_id=rollout_id,
+                subsample_ratio=self.args.load_debug_rollout_data_subsample,
+            )
+            return samples, None
+        output = call_rollout_fn(
+            self.generate_rollout, self.args, rollout_id, self.data_source, evaluation=False
+        )
+        return flatten_samples(output.samples), output.metrics
+
+    def eval(self, rollout_id: int) -> dict[str, Any]:
+        """Evaluate on every eval dataset and log; the metrics. Nothing with --debug-train-only."""
+        if self.args.debug_train_only:
+            return {}
+        output = call_rollout_fn(
+            self.eval_generate_rollout, self.args, rollout_id, self.data_source, evaluation=True
+        )
+        if self.args.save_debug_rollout_data:
+            samples = [sample for result in output.data.values() for sample in result.get("samples", [])]
+            rollout_data_utils.save_debug_rollout_data(
+                self.args.save_debug_rollout_data, samples, rollout_id=rollout_id, evaluation=True
+            )
+        return rollout_metrics.log_eval_rollout_data(rollout_id, self.args, output.data, output.metrics)
+
+    # -- state --------------------------------------------------------------------------------------------------------
+
+    def save(self, rollout_id: int) -> None:
+        self.data_source.save(rollout_id)
+
+    def load(self, rollout_id: int | None = None) -> None:
+        self.data_source.load(rollout_id)
+
+    def set_train_parallel_config(self, config: dict[str, int]) -> None:
+        """How the trainers are laid out; training data is split for that."""
+        self._train_parallel_config = config
+
+    # -- engines ------------------------------------------------------------------------------------------------------
+
+    @property
+    def server(self) -> RolloutServer | None:
+        """The first server whose weights are trained."""
+        return next((server for server in self.servers.values() if server.update_weights), None)
+
+    def get_updatable_engines_and_lock(self) -> tuple[list[Any], Any, int, list[int], list[int], list[dict[str, Any]]]:
+        """Engines that receive weights, the lock around them, how many are new, and their devices and layout."""
+        server = self.server
+        if server is None:
+            return [], self._lock, 0, [], [], []
+        return (
+            server.engines,
+            self._lock,
+            server.num_new_engines,
+            server.engine_gpu_counts,
+            server.engine_gpu_offsets,
+            server.engine_parallel_configs,
+        )
+
+    def clear_updatable_num_new_engines(self) -> None:
+        if self.server is not None:
+            self.server.num_new_engines = 0
+
+    def offload(self) -> None:
+        for server in self.servers.values():
+            server.offload()
+
+    def onload(self, tags: list[str] | None = None) -> None:
+        for server in self.servers.values():
+            server.onload(tags)
+
+    def onload_weights(self) -> None:
+        for server in self.servers.values():
+            server.onload_weights()
+
+    def onload_kv(self) -> None:
+        for server in self.servers.values():
+            server.onload_kv()
+
+    def check_weights(self, action: str) -> None:
+        """`snapshot`, `reset_tensors` or `compare` on the engines that receive weights."""
+        if self.server is not None:
+            self.server.check_weights(action)
+
+    def dispose(self) -> None:
+        """Stop engines and routers, and wait until they are gone."""
+        for server in self.servers.values():
+            server.shutdown()
+        logger.info("engines and router have stopped")
