@@ -1,0 +1,138 @@
+"""Runs one command and makes sure that nothing of it outlives its owner (started by `slime.ray.guard`; stdlib only).
+
+    python -I -S guard_supervisor.py OWNER_PID COMMAND...
+
+Standard input is a pipe that the owner holds open. When it closes, or the owner is gone, every process that the
+command started is killed. The supervisor adopts orphans (PR_SET_CHILD_SUBREAPER), so a descendant that began a
+session of its own is found too. A line on the pipe asks for an end: `TERM seconds` (SIGTERM first) or `KILL`.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+POLL_SECONDS = 0.25
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the owner decides when the supervisor ends
+
+
+def prctl(option: int, value: int) -> None:
+    """Linux only; elsewhere the supervisor still kills the process group."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def descendants() -> list[int]:
+    """Every living process below this one, children before grandchildren."""
+    if not os.path.isdir("/proc"):
+        return []
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:  # it ended meanwhile
+            continue
+        if fields[0] != b"Z":
+            children.setdefault(int(fields[1]), []).append(int(entry))
+    found: list[int] = []
+    queue = [os.getpid()]
+    while queue:
+        below = children.get(queue.pop(0), [])
+        found += below
+        queue += below
+    return found
+
+
+def send(signum: int, group: int) -> None:
+    """Signal the command's process group and whatever left it."""
+    targets = [(os.killpg, group)] + [(os.kill, pid) for pid in descendants()]
+    for kill, target in targets:
+        with contextlib.suppress(ProcessLookupError):
+            kill(target, signum)
+
+
+def reap(command: int) -> int | None:
+    """Collect ended processes; the command's exit status once it has one (negative: the signal's number)."""
+    status = None
+    while True:
+        try:
+            pid, raw = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return status
+        if pid == 0:
+            return status
+        if pid == command:
+            status = os.waitstatus_to_exitcode(raw)
+
+
+def start(command: list[str]) -> int:
+    """Fork the command into a session of its own; it dies with this supervisor."""
+    pid = os.fork()
+    if pid:
+        return pid
+    os.setsid()
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for signum in IGNORED:
+        signal.signal(signum, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(2, f"cannot start {command[0]}: {error}\n".encode())
+        os._exit(127)
+
+
+def end_all(command: int, seconds: float) -> int:
+    """SIGTERM, then after `seconds` SIGKILL, to everything below; the command's exit status."""
+    status = None
+    deadline = time.monotonic() + seconds
+    if seconds > 0:
+        send(signal.SIGTERM, command)
+        while time.monotonic() < deadline and descendants():
+            ended = reap(command)
+            status = status if ended is None else ended
+            time.sleep(0.02)
+    give_up = time.monotonic() + 10.0
+    while True:
+        send(signal.SIGKILL, command)
+        time.sleep(0.01)
+        ended = reap(command)
+        status = status if ended is None else ended
+        if not descendants() or time.monotonic() > give_up:
+            return -signal.SIGKILL if status is None else status
+
+
+def supervise(owner: int, arguments: list[str]) -> int:
+    """Wait until the command ends, the owner asks for its end, or the owner is gone; the command's exit status."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    command = start(arguments)
+    while True:
+        readable, _, _ = select.select([0], [], [], POLL_SECONDS)
+        status = reap(command)
+        if status is not None:
+            end_all(command, 0.0)
+            return status
+        if readable:
+            request = os.read(0, 64).split()
+            return end_all(command, float(request[1]) if request[:1] == [b"TERM"] else 0.0)
+        if os.getppid() != owner:
+            return end_all(command, 0.0)
+
+
+if __name__ == "__main__":
+    for signum in IGNORED:
+        signal.signal(signum, signal.SIG_IGN)
+    code = supervise(int(sys.argv[1]), sys.argv[2:])
+    if code < 0:  # end by the same signal, so that the owner sees what happened
+        if -code in IGNORED:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)

@@ -1,0 +1,52 @@
+"""SGLang on plain CPUs: a platform plug-in that needs neither `sgl_kernel` nor AMX instructions.
+
+SGLang finds it through the entry points `sglang.srt.platforms` and `sglang.srt.plugins`; it takes effect only
+in a process whose environment says `SGLANG_PLATFORM=slime_cpu`, so a CUDA or Ascend server in the same
+environment never sees it.
+"""
+
+from __future__ import annotations
+
+import os
+
+PLATFORM_NAME = "slime_cpu"
+SGLANG_VERSION = "0.5.23"
+
+
+def is_selected() -> bool:
+    """Whether this process was told to serve on the CPU platform of this package."""
+    return os.environ.get("SGLANG_PLATFORM") == PLATFORM_NAME
+
+
+def activate() -> str | None:
+    """Entry point `sglang.srt.platforms`: the platform class's path, or None where another platform serves.
+
+    Raises:
+        RuntimeError: the installed SGLang is not the version whose internals this plug-in relies on.
+    """
+    if not is_selected():
+        return None
+    check_sglang_version()
+    return "slime_plugins.sglang_cpu.platform.PlainCpuPlatform"
+
+
+def register() -> None:
+    """Entry point `sglang.srt.plugins`: install the hooks, if this process serves on the CPU platform."""
+    if not is_selected():
+        return
+    check_sglang_version()
+    from slime_plugins.sglang_cpu import hooks
+
+    hooks.register()
+
+
+def check_sglang_version() -> None:
+    """Refuse an SGLang that this plug-in was not written for: its hooks name functions inside SGLang."""
+    from importlib.metadata import version
+
+    installed = version("sglang")
+    if installed != SGLANG_VERSION:
+        raise RuntimeError(
+            f"the CPU platform plug-in slime_plugins.sglang_cpu is written for sglang {SGLANG_VERSION}, "
+            f"but sglang {installed} is installed; install sglang=={SGLANG_VERSION}"
+        )

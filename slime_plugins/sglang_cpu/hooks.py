@@ -1,0 +1,47 @@
+"""Hooks into SGLang 0.5.23 that its CPU platform needs, through SGLang's public hook registry.
+
+SGLang only logs a hook that fails, so `verify` is called by the server launcher after the plug-ins were loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from slime_plugins.sglang_cpu.murmur_hash import murmur_hash32
+
+
+def _no_op(*args: Any, **kwargs: Any) -> None:
+    """Stand in for a function that only makes sense on a GPU."""
+
+
+REPLACED: dict[str, Callable[..., Any]] = {
+    # Batch-invariant mode patches torch operators with Triton kernels; the CPU's operators stay as they are.
+    "sglang.srt.batch_invariant_ops.enable_batch_invariant_mode": _no_op,
+    # Pinning host memory for a GPU.
+    "sglang.srt.mem_cache.pool_host.common._cuda_host_register": _no_op,
+    # A Triton kernel on GPUs and an sgl_kernel operator on CPUs; here plain PyTorch, the same hash.
+    "sglang.kernels.ops.sampling.murmur_hash.murmur_hash32": murmur_hash32,
+}
+
+
+def register() -> None:
+    """Register every hook, and allow deterministic inference on the attention backend that CPUs use."""
+    from sglang.srt.arg_groups.choices import add_deterministic_attention_backend_choices
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    add_deterministic_attention_backend_choices(["torch_native"])
+    for target, replacement in REPLACED.items():
+        HookRegistry.register(target, replacement, HookType.REPLACE)
+
+
+def verify() -> None:
+    """Raise RuntimeError naming each hook that SGLang has not applied."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    missing = sorted(REPLACED.keys() - HookRegistry._patched)
+    if missing:
+        raise RuntimeError(
+            f"sglang did not apply these hooks of slime_plugins.sglang_cpu: {', '.join(missing)} "
+            "(written for sglang 0.5.23; see the lines above in this log)"
+        )
