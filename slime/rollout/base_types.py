@@ -1,0 +1,49 @@
+"""What rollout functions return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from slime.utils.types import Sample
+
+SampleGroup = list[Any]
+"""The answers to one prompt: samples, or lists of samples where one rollout fans out into several."""
+
+
+@dataclass
+class RolloutFnTrainOutput:
+    """`samples`: groups (prompt × answer, one level deeper for fan-out) or a flat list; metrics under their names."""
+
+    samples: list[SampleGroup] | list[Sample]
+    metrics: dict[str, Any] | None = None
+
+
+@dataclass
+class RolloutFnEvalOutput:
+    """`data[dataset] = {"rewards": [...], "truncated": [...], "samples": [...]}`; metrics under their names."""
+
+    data: dict[str, dict[str, Any]]
+    metrics: dict[str, Any] | None = None
+
+
+def call_rollout_fn(
+    fn: Callable[..., Any], *args: Any, evaluation: bool, **kwargs: Any
+) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
+    """Call a rollout function; a bare list (training) or dict (evaluation) is wrapped.
+
+    Raises:
+        TypeError: it returned something else.
+    """
+    output = fn(*args, **kwargs, evaluation=evaluation)
+    expected, bare = (RolloutFnEvalOutput, dict) if evaluation else (RolloutFnTrainOutput, list)
+    if isinstance(output, bare):
+        output = expected(output)
+    if not isinstance(output, expected):
+        name = f"{fn.__module__}.{fn.__qualname__}"
+        raise TypeError(
+            f"{name} returned {type(output).__name__} with evaluation={evaluation};"
+            f" it must return {expected.__name__} or {bare.__name__}"
+        )
+    return output

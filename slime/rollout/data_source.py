@@ -1,0 +1,223 @@
+"""Where prompts come from: groups of samples out of a data set, and a buffer of groups to continue or retry."""
+
+from __future__ import annotations
+
+import abc
+import copy
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from slime.utils.misc import load_function
+from slime.utils.types import Sample
+
+logger = logging.getLogger(__name__)
+
+COUNTERS = ("sample_offset", "epoch_id", "sample_group_index", "sample_index", "metadata")
+
+
+class DataSource(abc.ABC):
+    """A source of prompt groups that can be stopped and resumed."""
+
+    @abc.abstractmethod
+    def get_samples(self, num_samples: int) -> list[list[Sample]]:
+        """The next `num_samples` groups, each of n_samples_per_prompt samples."""
+
+    @abc.abstractmethod
+    def add_samples(self, samples: list[list[Sample]]) -> None:
+        """Give groups back, to be served again."""
+
+    @abc.abstractmethod
+    def save(self, rollout_id: int) -> None:
+        """Write the position after rollout `rollout_id`."""
+
+    @abc.abstractmethod
+    def load(self, rollout_id: int | None = None) -> None:
+        """Go to the position after rollout `rollout_id`."""
+
+    def __len__(self) -> int:
+        """Number of prompts."""
+        raise NotImplementedError
+
+
+class RolloutDataSource(DataSource):
+    """Prompts of `--prompt-data`, epoch after epoch.
+
+    Each group gets the next `group_index`, each sample the next `index`; both count on through epochs and resumes.
+    Without a data set (`--disable-rollout-global-dataset`) the groups are empty samples for a rollout function that
+    brings its own prompts.
+    """
+
+    def __init__(self, args: Any) -> None:
+        self.args = args
+        self.epoch_id = 0
+        self.sample_group_index = 0
+        self.sample_index = 0
+        self.sample_offset = 0
+        self.metadata: dict[str, Any] = {}
+        self.dataset = self._make_dataset() if args.rollout_global_dataset else None
+
+    def _make_dataset(self) -> Any:
+        from slime.utils.data import Dataset
+        from slime.utils.processing_utils import load_processor, load_tokenizer
+
+        args = self.args
+        if args.prompt_data is None:
+            if args.debug_train_only:
+                return None  # the samples come from a dump
+            raise ValueError("--prompt-data is not set; without prompts use --disable-rollout-global-dataset")
+        dataset = Dataset(
+            args.prompt_data,
+            load_tokenizer(args.hf_checkpoint, trust_remote_code=True),
+            load_processor(args.hf_checkpoint, trust_remote_code=True),
+            args.rollout_max_prompt_len,
+            prompt_key=args.input_key,
+            multimodal_keys=args.multimodal_keys,
+            label_key=args.label_key,
+            tool_key=args.tool_key,
+            metadata_key=args.metadata_key,
+            seed=args.rollout_seed,
+            apply_chat_template=args.apply_chat_template,
+            apply_chat_template_kwargs=args.apply_chat_template_kwargs,
+        )
+        if args.rollout_shuffle:
+            dataset.shuffle(self.epoch_id)
+        return dataset
+
+    def get_samples(self, num_samples: int) -> list[list[Sample]]:
+        prompts = self._next_prompts(num_samples) if self.dataset is not None else [Sample()] * num_samples
+        groups = []
+        for prompt in prompts:
+            group = []
+            for _ in range(self.args.n_samples_per_prompt):
+                sample = copy.deepcopy(prompt)
+                sample.group_index, sample.index = self.sample_group_index, self.sample_index
+                self.sample_index += 1
+                group.append(sample)
+            self.sample_group_index += 1
+            groups.append(group)
+        return groups
+
+    def _next_prompts(self, num_samples: int) -> list[Sample]:
+        prompts: list[Sample] = []
+        while len(prompts) < num_samples:
+            if self.sample_offset >= len(self.dataset):
+                self.epoch_id += 1
+                self.sample_offset = 0
+                if self.args.rollout_shuffle:
+                    self.dataset.shuffle(self.epoch_id)
+            taken = self.dataset[self.sample_offset : self.sample_offset + num_samples - len(prompts)]
+            self.sample_offset += len(taken)
+            prompts += taken
+        return prompts
+
+    def add_samples(self, samples: list[list[Sample]]) -> None:
+        raise RuntimeError(
+            f"{type(self).__name__} has no buffer; use RolloutDataSourceWithBuffer to give samples back"
+        )
+
+    def save(self, rollout_id: int) -> None:
+        """Write to `{args.save}/rollout/global_dataset_state_dict_{rollout_id}.pt`, whole or not at all."""
+        import torch
+
+        path = self._state_path(self.args.save, rollout_id)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.tmp")
+        torch.save(self.state_dict(), partial)
+        partial.replace(path)
+
+    def load(self, rollout_id: int | None = None) -> None:
+        """Read what `save` wrote, from under `args.load`; start at the beginning where there is nothing.
+
+        Raises:
+            ValueError: the state is of a data set of another size, so its position means nothing here.
+        """
+        import torch
+
+        if rollout_id is None or rollout_id < 0 or self.args.load is None:
+            return
+        path = self._state_path(self.args.load, rollout_id)
+        if not path.is_file():
+            logger.warning("no data source state %s: prompts start at the beginning", path)
+            return
+        self.load_state_dict(torch.load(path, weights_only=False))  # our own file; samples may hold any object
+        logger.info("data source goes on at epoch %d, prompt %d", self.epoch_id, self.sample_offset)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that `load_state_dict` needs to go on exactly here."""
+        size = len(self.dataset) if self.dataset is not None else None
+        return {name: getattr(self, name) for name in COUNTERS} | {"dataset_size": size}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        size = state.get("dataset_size")
+        if size is not None and self.dataset is not None and size != len(self.dataset):
+            raise ValueError(
+                f"the saved position is in a data set of {size} prompts, this one has {len(self.dataset)}"
+            )
+        for name in COUNTERS:
+            setattr(self, name, state[name])
+        if self.dataset is not None and self.args.rollout_shuffle:
+            self.dataset.shuffle(self.epoch_id)
+
+    @staticmethod
+    def _state_path(root: str, rollout_id: int) -> Path:
+        return Path(root) / "rollout" / f"global_dataset_state_dict_{rollout_id}.pt"
+
+    def __len__(self) -> int:
+        return len(self.dataset) if self.dataset is not None else 0
+
+
+class RolloutDataSourceWithBuffer(RolloutDataSource):
+    """Serves groups that were given back first, then new prompts. The buffer is saved and loaded with the position."""
+
+    def __init__(self, args: Any) -> None:
+        super().__init__(args)
+        self.buffer: list[list[Sample]] = []
+        self.rollout_id: int | None = None  # set by the rollout function, for the buffer filter
+        self.buffer_filter = load_function(args.buffer_filter_path) if args.buffer_filter_path else pop_first
+
+    def get_samples(self, num_samples: int) -> list[list[Sample]]:
+        groups = self.buffer_filter(self.args, self.rollout_id, self.buffer, num_samples) if self.buffer else []
+        if len(groups) > num_samples:
+            raise ValueError(f"the buffer filter returned {len(groups)} groups, {num_samples} were asked for")
+        missing = num_samples - len(groups)
+        if missing and self.dataset is None:
+            raise ValueError(
+                f"{num_samples} groups were asked for, the buffer gave {len(groups)} and there is no data set"
+                " to take the rest from (--disable-rollout-global-dataset)"
+            )
+        return [*groups, *super().get_samples(missing)] if missing else groups
+
+    def add_samples(self, samples: list[list[Sample]]) -> None:
+        for group in samples:
+            if len(group) != self.args.n_samples_per_prompt:
+                raise ValueError(
+                    f"a group of {len(group)} samples was given back, --n-samples-per-prompt is"
+                    f" {self.args.n_samples_per_prompt}"
+                )
+        self.buffer.extend(samples)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"buffer": [[sample.to_dict() for sample in group] for group in self.buffer]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.buffer = [[Sample.from_dict(sample) for sample in group] for group in state.get("buffer", [])]
+
+    def update_metadata(self, metadata: dict[str, Any]) -> None:
+        self.metadata.update(metadata)
+
+    def get_metadata(self) -> dict[str, Any]:
+        return self.metadata
+
+    def get_buffer_length(self) -> int:
+        return len(self.buffer)
+
+
+def pop_first(args: Any, rollout_id: int | None, buffer: list[list[Sample]], num_samples: int) -> list[list[Sample]]:
+    """Take the oldest groups out of the buffer."""
+    taken = buffer[:num_samples]
+    del buffer[:num_samples]
+    return taken
