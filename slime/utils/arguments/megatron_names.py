@@ -1,13 +1,16 @@
 """How megatron-core's config fields are called on the command line and on the parsed namespace.
 
-Written for megatron-core 0.16.1. megatron-core names a field (`layernorm_epsilon`); Megatron-LM's command line gives some
-of them another flag, attribute or default. What isn't listed here keeps the field's name: `--layernorm-epsilon`-style
-flag, same attribute, same default.
+Written for megatron-core 0.16.1. megatron-core names a field (`layernorm_epsilon`); Megatron-LM's command line gives
+some of them another flag, attribute or default. What isn't listed here keeps the field's name: `--layernorm-epsilon`
+style flag, same attribute, same default.
 """
 
 from __future__ import annotations
 
+import ast
 from typing import Any
+
+from slime.utils.arguments.source import Unreadable, literal
 
 # config field -> attribute on the parsed namespace (Megatron-LM's name)
 ATTRIBUTE_OF_FIELD: dict[str, str] = {
@@ -79,8 +82,8 @@ FLAGS_OF_ATTRIBUTE: dict[str, tuple[str, ...]] = {
     "fp8_wgrad": ("--no-fp8-wgrad", "--fp8-wgrad"),
 }
 
-# attribute -> default of the command line, where it isn't the config field's. Megatron-LM switches the fusions on; slime
-# packs sequences of different lengths, which the allgather dispatcher refuses, even for dense models.
+# attribute -> default of the command line, where it isn't the config field's. Megatron-LM switches the fusions on;
+# slime packs sequences of different lengths, which the allgather dispatcher refuses, even for dense models.
 DEFAULT_OF_ATTRIBUTE: dict[str, Any] = {
     "num_layers": None,
     "hidden_size": None,
@@ -91,6 +94,7 @@ DEFAULT_OF_ATTRIBUTE: dict[str, Any] = {
     "gradient_accumulation_fusion": True,
     "masked_softmax_fusion": True,
     "min_lr": 0.0,
+    "optimizer_offload_fraction": 1.0,
     "moe_token_dispatcher_type": "alltoall",
     "mtp_loss_scaling_factor": 0.2,
     "multi_latent_attention": False,
@@ -106,3 +110,40 @@ DEFAULT_OF_ATTRIBUTE: dict[str, Any] = {
 def attribute_of(field: str) -> str:
     """The namespace attribute that holds megatron-core's config field `field`."""
     return ATTRIBUTE_OF_FIELD.get(field, field)
+
+
+def layer_pattern(text: str) -> int | list[int]:
+    """An integer, or a list per layer such as `([0]*3+[1]*61)*1`, with or without quotes around it.
+
+    Raises:
+        ValueError: the text has anything but integers, lists, `+`, `*` and brackets in it.
+    """
+    bare = text.strip().strip("'\"")
+    try:
+        value = literal(ast.parse(bare, mode="eval").body)
+    except (SyntaxError, Unreadable, TypeError) as error:
+        raise ValueError(f"expected an integer or a list like ([0]*3+[1]*61), got {text!r}") from error
+    if isinstance(value, int) or (isinstance(value, list) and all(isinstance(item, int) for item in value)):
+        return value
+    raise ValueError(f"expected an integer or a list like ([0]*3+[1]*61), got {text!r}")
+
+
+def window_size(text: str) -> tuple[int, int]:
+    """Two integers, `left,right`, with or without brackets."""
+    left, right = (int(part) for part in text.strip().strip("()").split(","))
+    return left, right
+
+
+# attribute -> (parser of one value, nargs), where the annotation doesn't say enough
+TYPE_OF_ATTRIBUTE: dict[str, tuple[Any, str | None]] = {
+    "cp_comm_type": (str, "+"),
+    "cuda_graph_scope": (str, None),
+    "linear_attention_freq": (layer_pattern, None),
+    "moe_aux_loss_coeff": (float, "+"),
+    "moe_layer_freq": (layer_pattern, None),
+    "moe_router_load_balancing_type": (str, "+"),
+    "no_rope_freq": (layer_pattern, None),
+    "pipeline_model_parallel_layout": (str, None),
+    "window_attn_skip_freq": (layer_pattern, None),
+    "window_size": (window_size, None),
+}

@@ -1,0 +1,86 @@
+"""Advantages, losses and what they are compared with."""
+
+from __future__ import annotations
+
+from slime.utils.arguments.flag import flag, in_group, off_switch, positive_int, switch
+from slime.utils.arguments.groups.pending import ALGORITHMS
+
+_ESTIMATORS = ("grpo", "gspo", "cispo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo")
+
+FLAGS = in_group(
+    "Algorithm",
+    [
+        flag(
+            "--advantage-estimator",
+            str,
+            "grpo",
+            "how advantages come from rewards; ppo trains a critic too",
+            choices=_ESTIMATORS,
+            pending_choices={name: ALGORITHMS for name in _ESTIMATORS if name != "grpo"},
+        ),
+        flag(
+            "--loss-type",
+            str,
+            "policy_loss",
+            "the loss",
+            choices=("policy_loss", "sft_loss", "custom_loss"),
+        ),
+        flag("--custom-loss-function-path", str, None, "loss function of --loss-type custom_loss"),
+        off_switch(
+            "--disable-compute-advantages-and-returns",
+            "compute_advantages_and_returns",
+            "skip the reference's and old log-probs and the advantages (supervised training)",
+        ),
+        flag("--custom-advantage-function-path", str, None, "function that sets advantages and returns"),
+        flag("--eps-clip", float, 0.2, "clip distance below 1"),
+        flag("--eps-clip-high", float, None, "clip distance above 1; unset: --eps-clip"),
+        flag("--eps-clip-c", float, None, "dual-clip constant, above 1"),
+        flag("--value-clip", float, 0.2, "clip distance of values", pending=ALGORITHMS),
+        flag("--kl-coef", float, 0.0, "weight of the KL penalty inside rewards"),
+        flag("--kl-loss-type", str, "k1", "KL estimator", choices=("k1", "k2", "k3", "low_var_kl")),
+        switch("--use-kl-loss", "add a KL term to the loss"),
+        flag("--kl-loss-coef", float, 0.0, "weight of that term"),
+        switch("--use-unbiased-kl", "multiply the KL by the importance ratio"),
+        flag(
+            "--ref-update-interval",
+            positive_int,
+            None,
+            "copy the actor into the reference every N rollouts",
+            pending=ALGORITHMS,
+        ),
+        flag("--entropy-coef", float, 0.0, "weight of the entropy bonus"),
+        flag("--gamma", float, 1.0, "discount"),
+        flag("--lambd", float, 1.0, "lambda of generalised advantage estimation", pending=ALGORITHMS),
+        switch("--normalize-advantages", "whiten advantages over the data- and context-parallel ranks"),
+        off_switch(
+            "--disable-grpo-std-normalization",
+            "grpo_std_normalization",
+            "don't divide centred rewards by the group's standard deviation",
+        ),
+        off_switch("--disable-rewards-normalization", "rewards_normalization", "leave rewards as they are"),
+        switch("--use-rollout-entropy", "compute the entropy in the log-prob passes"),
+        switch("--get-mismatch-metrics", "measure how the engine's log-probs differ", pending=ALGORITHMS),
+        switch("--reset-optimizer-states", "zero Adam's moments at each rollout", pending=ALGORITHMS),
+        switch("--use-stateless-adam", "Adam that keeps no moments", pending=ALGORITHMS),
+        switch("--use-rollout-logprobs", "take the engine's log-probs as the old policy's"),
+        switch("--use-tis", "importance weights between trainer and engine", pending=ALGORITHMS),
+        flag("--tis-clip", float, 2.0, "their upper bound", pending=ALGORITHMS),
+        flag("--tis-clip-low", float, 0.0, "their lower bound", pending=ALGORITHMS),
+        flag("--custom-tis-function-path", str, None, "function that computes them", pending=ALGORITHMS),
+        flag(
+            "--custom-pg-loss-reducer-function-path",
+            str,
+            None,
+            "function that makes the reduction of the policy loss",
+            pending=ALGORITHMS,
+        ),
+        switch("--use-routing-replay", "replay expert choices of the log-prob pass", pending=ALGORITHMS),
+        switch("--use-rollout-routing-replay", "replay the engine's expert choices", pending=ALGORITHMS),
+        switch("--use-opsm", "off-policy sequence masking", pending=ALGORITHMS),
+        flag("--opsm-delta", float, 1e-4, "its KL threshold", pending=ALGORITHMS),
+        flag("--num-critic-only-steps", int, 0, "rollouts in which only the critic trains", pending=ALGORITHMS),
+        flag(
+            "--megatron-config-path", str, None, "YAML file of settings per role (actor, critic)", pending=ALGORITHMS
+        ),
+    ],
+)

@@ -1,0 +1,81 @@
+"""How trained weights reach the engines."""
+
+from __future__ import annotations
+
+from slime.utils.arguments.flag import flag, in_group, positive_int, switch
+from slime.utils.arguments.groups.pending import DISAGGREGATED
+
+_MIB = 1024 * 1024
+
+FLAGS = in_group(
+    "Weight sync",
+    [
+        flag(
+            "--update-weight-mode",
+            str,
+            "full",
+            "full: every tensor at each sync; delta: changed bytes only",
+            choices=("full", "delta"),
+            pending_choices={"delta": DISAGGREGATED},
+        ),
+        flag(
+            "--update-weight-transport",
+            str,
+            "nccl",
+            "nccl: collectives (shared memory when colocated); disk: checkpoints in a shared folder",
+            choices=("nccl", "disk"),
+            pending_choices={"disk": DISAGGREGATED},
+        ),
+        flag("--update-weight-buffer-size", positive_int, 512 * _MIB, "bytes of one bucket of weights"),
+        flag(
+            "--update-weights-interval",
+            positive_int,
+            1,
+            "sync every N rollouts (asynchronous driver)",
+            pending=DISAGGREGATED,
+        ),
+        switch(
+            "--release-train",
+            "end the training actors after each step and rebuild them from --save before the next",
+            pending=DISAGGREGATED,
+        ),
+        flag("--update-weight-disk-dir", str, None, "shared folder for disk syncs", pending=DISAGGREGATED),
+        switch(
+            "--update-weight-disk-keep-files", "keep full checkpoints that the engines loaded", pending=DISAGGREGATED
+        ),
+        flag(
+            "--update-weight-delta-encoding",
+            str,
+            "xor",
+            "form of a byte delta",
+            choices=("xor", "overwrite"),
+            pending=DISAGGREGATED,
+        ),
+        flag(
+            "--update-weight-delta-checksum",
+            str,
+            "xxh3-128",
+            "digest of each tensor's new bytes",
+            choices=("xxh3-128", "blake3", "adler32"),
+            pending=DISAGGREGATED,
+        ),
+        flag(
+            "--custom-update-weight-post-write-path",
+            str,
+            None,
+            "hook after the files of a disk sync are written",
+            pending=DISAGGREGATED,
+        ),
+        flag(
+            "--update-weight-local-checkpoint-dir",
+            str,
+            None,
+            "checkpoint on the engine's host that deltas are applied to",
+            pending=DISAGGREGATED,
+        ),
+        switch(
+            "--check-weight-update-equal",
+            "overwrite the engines' weights at the start, sync once, and compare them with the trainer's bit for bit",
+        ),
+    ],
+)
