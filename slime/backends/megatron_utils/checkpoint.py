@@ -1,0 +1,262 @@
+"""Training checkpoints in Megatron's torch_dist format, saved atomically and resumed exactly.
+
+Layout of a checkpoint directory: `iter_%07d/` per save, `latest_checkpointed_iteration.txt` with the newest iteration
+(or `release` for converted weights without training state, in `release/`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from slime.backends.megatron_utils import atomic_directory
+from slime.backends.megatron_utils.checkpoint_state import (
+    architecture_differences,
+    generate_state,
+    parallel_layout,
+    restore_scheduler,
+    sharding_metadata,
+)
+from slime.backends.megatron_utils.hf_to_megatron import load_hf_weights, supports_hf_weight_loading
+from slime.backends.megatron_utils.rng_state import set_rng_state
+from slime.backends.megatron_utils.update_weight.common import unwrap_model
+
+if TYPE_CHECKING:
+    from megatron.core.optimizer import MegatronOptimizer
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+logger = logging.getLogger(__name__)
+
+TRACKER_FILE = "latest_checkpointed_iteration.txt"
+RELEASE = "release"
+NO_ITERATION = -1
+
+
+def iteration_directory(root: str | Path, iteration: int | str) -> Path:
+    """`root/iter_0000012`, or `root/release`."""
+    return Path(root) / (RELEASE if iteration == RELEASE else f"iter_{int(iteration):07d}")
+
+
+def is_megatron_checkpoint(path: str | Path | None) -> bool:
+    """Whether `path` is a checkpoint directory (it has a tracker file) or one iteration of one."""
+    return path is not None and ((Path(path) / TRACKER_FILE).is_file() or _is_iteration(Path(path)))
+
+
+def load_checkpoint(
+    args: argparse.Namespace,
+    model: Sequence[torch.nn.Module],
+    optimizer: MegatronOptimizer | None,
+    scheduler: OptimizerParamScheduler | None,
+    path: str | Path | None = None,
+    *,
+    ckpt_step: int | None = None,
+    weights_only: bool = False,
+) -> int:
+    """Load into `model` (and, when resuming, the optimizer, the schedule and the random state); all ranks take part.
+
+    Args:
+        path: a checkpoint directory, one `iter_*` directory, or a Hugging Face directory. Default: `args.load` at
+            `args.ckpt_step`; without that the weights of `args.hf_checkpoint`.
+        ckpt_step: the iteration to load from `path`; default: the one in the tracker file.
+        weights_only: leave the optimizer, the schedule and the random state alone (reference models).
+
+    Returns:
+        The iteration that the training state belongs to; -1 where there is none (Hugging Face weights, a `release`
+        checkpoint, `args.finetune`): training then starts at rollout 0.
+
+    Raises:
+        FileNotFoundError: `path`, or the iteration in it, does not exist.
+        ValueError: `path` is neither kind, or holds another architecture, or lacks the training state asked for.
+    """
+    if path is None:
+        path, ckpt_step = (args.load, args.ckpt_step) if args.load is not None else (args.hf_checkpoint, None)
+    if is_megatron_checkpoint(path):
+        return _load_torch_dist(args, model, optimizer, scheduler, Path(path), ckpt_step, weights_only)
+    if not Path(path).exists():
+        raise FileNotFoundError(f"checkpoint {path} does not exist")
+    if not supports_hf_weight_loading(path):
+        raise ValueError(
+            f"{path} is neither a Megatron checkpoint (it has no {TRACKER_FILE}) nor a Hugging Face directory of a "
+            "known model_type"
+        )
+    load_hf_weights(args, model, path)
+    if optimizer is not None and not weights_only:
+        optimizer.reload_model_params()
+    logger.info("loaded the weights of %s", path)
+    return NO_ITERATION
+
+
+@torch.no_grad()
+def save_checkpoint(
+    args: argparse.Namespace,
+    iteration: int,
+    model: Sequence[torch.nn.Module],
+    optimizer: MegatronOptimizer | None,
+    scheduler: OptimizerParamScheduler | None,
+) -> Path:
+    """Write `args.save/iter_%07d` and point the tracker file at it; all ranks take part. Returns the directory.
+
+    The directory is written under another name and renamed when it is complete, so a save that dies leaves the
+    checkpoints before it as they were. `args.no_save_optim` leaves out the optimizer and the schedule,
+    `args.no_save_rng` the random state.
+    """
+    started = time.monotonic()
+    directory = iteration_directory(args.save, iteration)
+    write_torch_dist(args, directory, iteration, model, optimizer, scheduler)
+    if dist.get_rank() == 0:
+        atomic_directory.write_text(Path(args.save) / TRACKER_FILE, str(iteration))
+        logger.info("saved %s in %.1f s", directory, time.monotonic() - started)
+    dist.barrier()
+    return directory
+
+
+def write_torch_dist(
+    args: argparse.Namespace,
+    directory: Path,
+    iteration: int,
+    model: Sequence[torch.nn.Module],
+    optimizer: MegatronOptimizer | None,
+    scheduler: OptimizerParamScheduler | None,
+) -> None:
+    """Write one checkpoint as `directory`, which appears when it is complete; the tracker file is not touched."""
+    from megatron.core import dist_checkpointing, parallel_state
+    from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
+
+    from slime.backends.megatron_utils.checkpoint_writer import InProcessTorchDistSave
+
+    if dist.get_rank() == 0:
+        atomic_directory.start_staging(directory)
+    dist.barrier()
+    metadata = sharding_metadata()
+    state = generate_state(
+        args,
+        iteration,
+        model,
+        None if args.no_save_optim else optimizer,
+        scheduler,
+        with_rng=not args.no_save_rng,
+        metadata=metadata,
+        is_loading=False,
+    )
+    replicas = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    strategy = InProcessTorchDistSave()
+    if replicas.size() > 1:  # replicas share the writing
+        strategy = FullyParallelSaveStrategyWrapper(strategy, replicas)
+    staging = atomic_directory.staging_path(directory)
+    dist_checkpointing.save(state, str(staging), strategy, content_metadata=metadata)
+    if dist.get_rank() == 0:
+        atomic_directory.publish_directory(directory)
+    dist.barrier()
+
+
+def resolve_iteration(path: Path, ckpt_step: int | None) -> Path:
+    """The directory of one iteration: `ckpt_step`, else the one that the tracker file names.
+
+    Raises:
+        FileNotFoundError: there is no such iteration; the message lists those there are.
+        ValueError: the tracker file holds neither a number nor `release`.
+    """
+    if _is_iteration(path):
+        return path
+    if ckpt_step is None:
+        content = (path / TRACKER_FILE).read_text().strip()
+        if content != RELEASE and not content.isdigit():
+            raise ValueError(f"{path / TRACKER_FILE} holds {content!r}; expected an iteration number or {RELEASE!r}")
+        directory = iteration_directory(path, content)
+    else:
+        directory = iteration_directory(path, ckpt_step)
+    if not _is_iteration(directory):
+        available = sorted(entry.parent.name for entry in path.glob("*/metadata.json"))
+        raise FileNotFoundError(f"{directory} is no complete checkpoint; {path} has {', '.join(available) or 'none'}")
+    return directory
+
+
+def _is_iteration(path: Path) -> bool:
+    return (path / "metadata.json").is_file() and (path / "common.pt").is_file()
+
+
+def _load_torch_dist(
+    args: argparse.Namespace,
+    model: Sequence[torch.nn.Module],
+    optimizer: MegatronOptimizer | None,
+    scheduler: OptimizerParamScheduler | None,
+    path: Path,
+    ckpt_step: int | None,
+    weights_only: bool,
+) -> int:
+    from megatron.core import dist_checkpointing
+
+    directory = resolve_iteration(path, ckpt_step)
+    common = dist_checkpointing.load_common_state_dict(str(directory))
+    _check_architecture(args, directory, common)
+    resumes = not (weights_only or args.finetune or directory.name == RELEASE)
+    with_optimizer = resumes and not args.no_load_optim and optimizer is not None
+    if with_optimizer and "opt_param_scheduler" not in common:
+        raise ValueError(f"{directory} was saved without the optimizer; load it with --no-load-optim or --finetune")
+    state = generate_state(
+        args,
+        NO_ITERATION,
+        model,
+        optimizer if with_optimizer else None,
+        scheduler,
+        with_rng=resumes and not args.no_load_rng and _rng_fits(directory, common),
+        metadata=sharding_metadata(dist_checkpointing.load_content_metadata(preloaded_state_dict=common)),
+        is_loading=True,
+    )
+    loaded = dist_checkpointing.load(state, str(directory))
+    _restore(args, loaded, model, optimizer, scheduler, with_optimizer=with_optimizer, weights_only=weights_only)
+    logger.info("loaded %s%s", directory, "" if resumes else " (weights only)")
+    return int(common["iteration"]) if resumes else NO_ITERATION
+
+
+@torch.no_grad()  # a float32 distributed optimizer copies into leaves that require gradients
+def _restore(
+    args: argparse.Namespace,
+    loaded: dict[str, Any],
+    model: Sequence[torch.nn.Module],
+    optimizer: MegatronOptimizer | None,
+    scheduler: OptimizerParamScheduler | None,
+    *,
+    with_optimizer: bool,
+    weights_only: bool,
+) -> None:
+    for index, chunk in enumerate(model):
+        unwrap_model(chunk).load_state_dict(loaded["model" if len(model) == 1 else f"model{index}"])
+    if with_optimizer:
+        assert optimizer is not None and scheduler is not None
+        optimizer.load_state_dict(loaded["optimizer"])
+        restore_scheduler(args, scheduler, loaded["opt_param_scheduler"])
+    elif optimizer is not None and not weights_only:
+        optimizer.reload_model_params()
+    if "rng_state" in loaded:
+        set_rng_state(loaded["rng_state"])
+
+
+def _check_architecture(args: argparse.Namespace, directory: Path, common: dict[str, Any]) -> None:
+    differences = architecture_differences(args, common.get("args"))
+    if differences:
+        raise ValueError(f"{directory} holds another architecture: {'; '.join(differences)}")
+
+
+def _rng_fits(directory: Path, common: dict[str, Any]) -> bool:
+    """Random state belongs to one parallel layout; under another one the run goes on with fresh, seeded streams."""
+    saved = common.get("parallel_layout")
+    if not common.get("has_rng_state"):
+        logger.warning("%s holds no random state; it is not restored", directory)
+        return False
+    if saved != parallel_layout():
+        logger.warning(
+            "%s was saved under another parallel layout (%s, now %s): the random state is not restored",
+            directory,
+            saved,
+            parallel_layout(),
+        )
+        return False
+    return True

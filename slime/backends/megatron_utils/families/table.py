@@ -1,0 +1,97 @@
+"""The table that describes a model family: one row per kind of weight, read in both directions."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from slime.backends.megatron_utils.families.layout import REPLICATED, Layout, ModelShape, pad_rows
+
+EMBEDDING = "embedding.word_embeddings.weight"
+OUTPUT_LAYER = "output_layer.weight"
+
+
+@dataclasses.dataclass(frozen=True)
+class Weight:
+    """One row: a Megatron weight, the Hugging Face tensors it is made of, and how.
+
+    Names are global (layers and experts counted over the whole model) and may hold `{layer}` and `{expert}`. The first
+    Megatron name is the one of Megatron's local layer spec; others are those of specs that fuse or group modules
+    (Transformer Engine). `vocab_rows` marks matrices with one row per token, which Megatron pads.
+    """
+
+    megatron: tuple[str, ...] | str
+    hf: tuple[str, ...] | str
+    layout: Layout = REPLICATED
+    vocab_rows: bool = False
+
+    @property
+    def megatron_names(self) -> tuple[str, ...]:
+        return (self.megatron,) if isinstance(self.megatron, str) else self.megatron
+
+    @property
+    def hf_names(self) -> tuple[str, ...]:
+        return (self.hf,) if isinstance(self.hf, str) else self.hf
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundWeight:
+    """A row applied to one weight of a model: its layer and expert are filled in."""
+
+    row: Weight
+    hf_names: tuple[str, ...]
+    is_expert: bool
+
+    def to_megatron(self, parts: Sequence[Tensor], shape: ModelShape, padded_rows: int | None = None) -> Tensor:
+        """The full Megatron tensor; `padded_rows` is the padded vocabulary size for weights with vocabulary rows."""
+        full = self.row.layout.merge(parts, shape)
+        return pad_rows(full, padded_rows) if self.row.vocab_rows and padded_rows is not None else full
+
+    def to_hf(self, full: Tensor, shape: ModelShape) -> list[tuple[str, Tensor]]:
+        """The named Hugging Face tensors, contiguous, without padding rows."""
+        if self.row.vocab_rows:
+            full = full[: shape.vocab_size]
+        parts = self.row.layout.split(full, shape)
+        return [(name, part.contiguous()) for name, part in zip(self.hf_names, parts, strict=True)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A model family: its Hugging Face `model_type`s, its table, and regexes of tensors that carry no weight."""
+
+    model_types: tuple[str, ...]
+    weights: tuple[Weight, ...]
+    unused_hf: tuple[str, ...] = (r"rotary_emb\.inv_freq$",)
+
+    @functools.cached_property
+    def _patterns(self) -> tuple[tuple[re.Pattern[str], Weight], ...]:
+        return tuple((_compile(name), row) for row in self.weights for name in row.megatron_names)
+
+    def bind(self, megatron_name: str) -> BoundWeight:
+        """The row of a weight with this global Megatron name.
+
+        Raises:
+            KeyError: the table has no such weight; the message names it and the family.
+        """
+        for pattern, row in self._patterns:
+            match = pattern.fullmatch(megatron_name)
+            if match:
+                fields = match.groupdict()
+                return BoundWeight(row, tuple(name.format(**fields) for name in row.hf_names), "expert" in fields)
+        raise KeyError(
+            f"the table of {'/'.join(self.model_types)} has no row for the Megatron weight {megatron_name!r}"
+        )
+
+    def is_unused(self, hf_name: str) -> bool:
+        return any(re.search(pattern, hf_name) for pattern in self.unused_hf)
+
+
+def _compile(name: str) -> re.Pattern[str]:
+    pattern = re.escape(name)
+    for field in ("layer", "expert"):
+        pattern = pattern.replace(re.escape(f"{{{field}}}"), rf"(?P<{field}>\d+)")
+    return re.compile(pattern)

@@ -1,0 +1,79 @@
+"""Hugging Face tensors -> the weights that this rank holds."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from slime.backends.megatron_utils.families import (
+    BoundWeight,
+    Family,
+    ModelShape,
+    family_of_checkpoint,
+    shape_from_model,
+)
+from slime.backends.megatron_utils.families.table import EMBEDDING, OUTPUT_LAYER
+from slime.backends.megatron_utils.hf_to_megatron.reader import SafetensorReader
+from slime.backends.megatron_utils.update_weight.common import (
+    named_params_and_buffers,
+    tensor_parallel_rank_and_size,
+    unwrap_model,
+)
+
+
+@torch.no_grad()
+def load_hf_weights(args: argparse.Namespace, model: Sequence[torch.nn.Module], path: str | Path) -> None:
+    """Fill every weight of `model` (this rank's chunks) from the Hugging Face directory `path`.
+
+    All ranks take part. The optimizer's copies of the weights are the caller's to refresh.
+
+    Raises:
+        KeyError: a weight that the model needs is missing.
+        ValueError: a shape doesn't fit, or the directory holds weights that no rank of the model uses.
+    """
+    family, reader = family_of_checkpoint(path), SafetensorReader(path)
+    shape = shape_from_model(args, unwrap_model(model[0]).config)
+    used: set[str] = set()
+    for name, parameter in named_params_and_buffers(args, model):
+        bound = _bind(family, name, shape, reader)
+        used.update(bound.hf_names)
+        local = _local_tensor(args, bound, shape, reader)
+        if local.shape != parameter.shape:
+            raise ValueError(
+                f"{name}: {path} gives the shape {tuple(local.shape)}, the model has {tuple(parameter.shape)}; "
+                f"Hugging Face tensors: {', '.join(bound.hf_names)}"
+            )
+        parameter.data.copy_(local)
+    _check_all_used(family, shape, reader, used)
+
+
+def _bind(family: Family, name: str, shape: ModelShape, reader: SafetensorReader) -> BoundWeight:
+    """The row of this weight; a tied output layer, or one whose matrix the directory leaves out, is the embedding."""
+    if name == OUTPUT_LAYER:
+        tied = shape.tied_embeddings or family.bind(OUTPUT_LAYER).hf_names[0] not in reader.names
+        return family.bind(EMBEDDING if tied else OUTPUT_LAYER)
+    return family.bind(name)
+
+
+def _local_tensor(args: argparse.Namespace, bound: BoundWeight, shape: ModelShape, reader: SafetensorReader) -> Tensor:
+    parts = [reader.get_tensor(name) for name in bound.hf_names]
+    full = bound.to_megatron(parts, shape, padded_rows=args.padded_vocab_size)
+    return bound.row.layout.shard(full, *tensor_parallel_rank_and_size(bound.is_expert))
+
+
+def _check_all_used(family: Family, shape: ModelShape, reader: SafetensorReader, used: set[str]) -> None:
+    """Weights that nobody loads mean that the model is not the one in the directory: an error, not a drop."""
+    used_by_rank: list[set[str]] = [set() for _ in range(dist.get_world_size())]
+    dist.all_gather_object(used_by_rank, used)
+    leftover = reader.names - set().union(*used_by_rank)
+    if shape.tied_embeddings:
+        leftover -= set(family.bind(OUTPUT_LAYER).hf_names)
+    leftover = {name for name in leftover if not family.is_unused(name)}
+    if leftover:
+        shown = ", ".join(sorted(leftover)[:8])
+        raise ValueError(f"{reader.path} holds {len(leftover)} weights that the model does not use: {shown}, ...")
