@@ -1,0 +1,1 @@
+"""Where metrics go: one implementation of `Tracker` per file."""
