@@ -65,7 +65,10 @@ class GuardedProcess:
 
 
 def spawn_guarded(
-    command: Sequence[str], env: Mapping[str, str] | None = None, log_path: str | os.PathLike[str] = os.devnull
+    command: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    log_path: str | os.PathLike[str] = os.devnull,
+    scratch: bool = False,
 ) -> GuardedProcess:
     """Start `command` in a session of its own, with its output appended to `log_path`.
 
@@ -73,13 +76,14 @@ def spawn_guarded(
         command: program and arguments.
         env: the complete environment, or None for this process's.
         log_path: missing folders are made.
+        scratch: give the command a temporary folder of its own, which is removed when it has ended.
     """
     path = Path(log_path)
     if str(path) != os.devnull:
         path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as log:
         supervisor = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_SUPERVISOR), str(os.getpid()), *command],
+            [sys.executable, "-I", "-S", str(_SUPERVISOR), str(os.getpid()), "01"[scratch], *command],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,

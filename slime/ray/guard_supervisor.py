@@ -1,10 +1,11 @@
 """Runs one command and makes sure that nothing of it outlives its owner (started by `slime.ray.guard`; stdlib only).
 
-    python -I -S guard_supervisor.py OWNER_PID COMMAND...
+    python -I -S guard_supervisor.py OWNER_PID SCRATCH COMMAND...
 
 Standard input is a pipe that the owner holds open. When it closes, or the owner is gone, every process that the
 command started is killed. The supervisor adopts orphans (PR_SET_CHILD_SUBREAPER), so a descendant that began a
-session of its own is found too. A line on the pipe asks for an end: `TERM seconds` (SIGTERM first) or `KILL`.
+session of its own is found too. With SCRATCH 1 the command's TMPDIR is a folder that is removed at the end. A
+line on the pipe asks for an end: `TERM seconds` (SIGTERM first) or `KILL`.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import os
 import select
 import signal
 import sys
+import tempfile
 import time
 
 PR_SET_PDEATHSIG = 1
@@ -27,11 +29,12 @@ def prctl(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def descendants() -> list[int]:
-    """Every living process below this one, children before grandchildren."""
+def descendants() -> dict[int, int]:
+    """Every living process below this one, children before grandchildren, with its process group."""
     if not os.path.isdir("/proc"):
-        return []
+        return {}
     children: dict[int, list[int]] = {}
+    groups: dict[int, int] = {}
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
@@ -42,18 +45,20 @@ def descendants() -> list[int]:
             continue
         if fields[0] != b"Z":
             children.setdefault(int(fields[1]), []).append(int(entry))
+            groups[int(entry)] = int(fields[2])
     found: list[int] = []
     queue = [os.getpid()]
     while queue:
         below = children.get(queue.pop(0), [])
         found += below
         queue += below
-    return found
+    return {pid: groups[pid] for pid in found}
 
 
 def send(signum: int, group: int) -> None:
-    """Signal the command's process group and whatever left it."""
-    targets = [(os.killpg, group)] + [(os.kill, pid) for pid in descendants()]
+    """Signal the command's process group and whatever left it; each process once."""
+    left = [(os.kill, pid) for pid, own_group in descendants().items() if own_group != group]
+    targets = [(os.killpg, group), *left]
     for kill, target in targets:
         with contextlib.suppress(ProcessLookupError):
             kill(target, signum)
@@ -127,10 +132,17 @@ def supervise(owner: int, arguments: list[str]) -> int:
             return end_all(command, 0.0)
 
 
+def supervise_with_scratch() -> int:
+    """Like `supervise`, with a TMPDIR whose path is short enough for the sockets in it."""
+    with tempfile.TemporaryDirectory(prefix="slime-", ignore_cleanup_errors=True) as folder:
+        os.environ["TMPDIR"] = folder
+        return supervise(int(sys.argv[1]), sys.argv[3:])
+
+
 if __name__ == "__main__":
     for signum in IGNORED:
         signal.signal(signum, signal.SIG_IGN)
-    code = supervise(int(sys.argv[1]), sys.argv[2:])
+    code = supervise_with_scratch() if sys.argv[2] == "1" else supervise(int(sys.argv[1]), sys.argv[3:])
     if code < 0:  # end by the same signal, so that the owner sees what happened
         if -code in IGNORED:
             signal.signal(-code, signal.SIG_DFL)

@@ -7,7 +7,11 @@ environment never sees it.
 
 from __future__ import annotations
 
+import logging
 import os
+from typing import Any
+
+logger = logging.getLogger(__name__)
 
 PLATFORM_NAME = "slime_cpu"
 SGLANG_VERSION = "0.5.23"
@@ -38,6 +42,20 @@ def register() -> None:
     from slime_plugins.sglang_cpu import hooks
 
     hooks.register()
+
+
+def prepare_server(settings: dict[str, Any]) -> None:
+    """Check that SGLang has applied the hooks, and take out of a server's settings what a CPU can't do.
+
+    Args:
+        settings: keyword arguments for `ServerArgs`, changed in place.
+    """
+    from slime_plugins.sglang_cpu import hooks
+
+    hooks.verify()
+    if settings.get("enable_memory_saver"):
+        settings["enable_memory_saver"] = False
+        logger.warning("torch_memory_saver does not start on a CPU: releasing memory will free nothing")
 
 
 def check_sglang_version() -> None:
