@@ -29,8 +29,8 @@ class TerminalHandler(logging.Handler):
 def configure_logger(args: Namespace | None = None, role: str = DRIVER) -> None:
     """Set up this process's root logger; calling it again replaces the set-up.
 
-    The driver shows its own INFO lines and everyone's warnings on stdout. A worker (any other `role`) shows warnings on
-    stderr, marked with its role. With `args.log_dir` every process also writes all its INFO lines to
+    The driver shows its own INFO lines and everyone's warnings on stdout. A worker (any other `role`) shows warnings
+    on stderr, marked with its role. With `args.log_dir` every process also writes all its INFO lines to
     `{log_dir}/{role}.log`. Python's `warnings` go to the file alone.
     """
     root = logging.getLogger()

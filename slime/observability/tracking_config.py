@@ -1,4 +1,4 @@
-"""What the metrics hub needs to know, resolved once in the driver: paths, modes, and a configuration without secrets."""
+"""What the metrics hub needs to know, resolved once in the driver: paths, modes, the arguments without secrets."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _wandb_config(args: Namespace, env: Mapping[str, str]) -> WandbConfig:
         name=name,
         group=group,
         entity=getattr(args, "wandb_team", None),
-        host=getattr(args, "wandb_host", None),
+        host=getattr(args, "wandb_host", None) or env.get("WANDB_BASE_URL"),
         dir=None if wandb_dir is None else str(Path(wandb_dir).absolute()),
         run_id=getattr(args, "wandb_run_id", None),
         api_key=(getattr(args, "wandb_key", None) or env.get("WANDB_API_KEY")) if mode == "online" else None,

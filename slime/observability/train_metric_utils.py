@@ -91,7 +91,7 @@ def train_step_metrics(
 def rollout_log_metric_contribution(
     per_rank_reducer_sum: float, *, cp_size: int, num_rollouts_in_rollout: int, dp_size: int
 ) -> float:
-    """This rank's share of a per-token column, scaled so that the mean over all DP x CP ranks is the mean over rollouts.
+    """This rank's share of a per-token column; the mean of all shares over DP x CP is the mean over rollouts.
 
     Args:
         per_rank_reducer_sum: the loss's reducer on this rank: per sample the sum over local tokens / mask total.
@@ -281,7 +281,7 @@ def _dp_with_cp() -> dict[str, Any]:
 
 
 def _holds_loss() -> bool:
-    """Whether this rank has the columns that forward passes add, and is the one of its tensor-parallel group to say."""
+    """Whether this rank has what forward passes add to the data, and speaks for its tensor-parallel group."""
     from megatron.core import parallel_state
 
     last_stage = parallel_state.get_pipeline_model_parallel_world_size() - 1

@@ -26,10 +26,11 @@ class WandbTracker(Tracker):
     def __init__(self, config: WandbConfig, run_config: dict[str, Any]) -> None:
         import wandb
 
+        where = {} if config.host is None else {"base_url": config.host}
         settings = wandb.Settings(
             mode=config.mode,
             api_key=config.api_key,
-            base_url=config.host,
+            **where,
             console="off",
             silent=True,
             disable_code=True,
@@ -67,4 +68,6 @@ class WandbTracker(Tracker):
         wandb.teardown()  # ends wandb's own service process
 
     def location(self) -> str:
-        return self._run.url or f"{self._run.dir} ({self._config.mode})"
+        if self._config.mode == "online":
+            return str(self._run.url)
+        return f"{self._run.dir} ({self._config.mode})"
