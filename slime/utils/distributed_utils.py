@@ -17,6 +17,8 @@ from torch.distributed.distributed_c10d import (
     rendezvous,
 )
 
+from slime.utils.reloadable_process_group import new_permanent_group
+
 _gloo_group: dist.ProcessGroup | None = None
 
 
@@ -27,10 +29,13 @@ def tcp_init_method(host: str, port: int) -> str:
 
 
 def init_gloo_group() -> dist.ProcessGroup:
-    """The gloo group over all ranks, for objects and CPU tensors; made at the first call, by every rank together."""
+    """The gloo group over all ranks, for objects and CPU tensors; made at the first call, by every rank together.
+
+    It stays alive while the trainer sleeps.
+    """
     global _gloo_group
-    if _gloo_group is None:
-        _gloo_group = dist.new_group(backend="gloo")
+    if _gloo_group is None or _gloo_group not in _world.pg_map:  # or the default group was made anew
+        _gloo_group = new_permanent_group(backend="gloo")
     return _gloo_group
 
 
