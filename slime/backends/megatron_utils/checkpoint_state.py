@@ -52,6 +52,7 @@ def generate_state(
         state[key] = unwrap_model(chunk).sharded_state_dict(metadata=metadata)
     if optimizer is not None:
         assert scheduler is not None
+        _create_missing_moments(optimizer)
         state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=metadata)
         state["opt_param_scheduler"] = scheduler.state_dict()
     if with_rng:
@@ -128,6 +129,13 @@ def restore_scheduler(args: argparse.Namespace, scheduler: OptimizerParamSchedul
         _follow_scheduler(scheduler)
     scheduler.num_steps = 0  # load_state_dict advances by the saved count
     scheduler.load_state_dict(saved)
+
+
+def _create_missing_moments(optimizer: MegatronOptimizer) -> None:
+    """Adam's moments, which come into being with the first step: zeros, so that a run can be saved before it."""
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        if part.optimizer is not None and len(part.optimizer.state) == 0:
+            part.init_state_fn(part.optimizer, part.config)
 
 
 def _follow_scheduler(scheduler: OptimizerParamScheduler) -> None:
