@@ -1,0 +1,114 @@
+"""Rewards: user functions, a remote service, or the rule graders of `graders`."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import random
+from collections.abc import Iterable
+from typing import Any
+
+from slime.rollout.rm_hub.deepscaler import MARKERS
+from slime.rollout.rm_hub.grader_pool import GraderError, GraderTimeout, grader_pool
+from slime.rollout.rm_hub.graders import GRADERS
+from slime.utils.misc import load_function
+from slime.utils.types import Sample
+
+logger = logging.getLogger(__name__)
+
+BOXED_PREFIX = "boxed_"
+REMOTE_LIMIT_S = 120.0
+FAILURE_KEY = "grader_failure"  # in a sample's metadata: "timeout" or "error"
+
+
+async def async_rm(args: Any, sample: Sample, **kwargs: Any) -> Any:
+    """The reward of one sample.
+
+    `Sample.custom_rm_path`, then `--custom-rm-path`, then the rule of `metadata["rm_type"]` or `--rm-type`. A rule
+    grader that raises or exceeds `args.rm_timeout` seconds scores 0 (dapo: -1); `metadata["grader_failure"]` says so.
+
+    Raises:
+        ValueError: no reward is configured, the type is unknown, or a rule needs a label and the sample has none.
+        GraderUnavailable: what the rule needs can't be imported.
+    """
+    path = sample.custom_rm_path or args.custom_rm_path
+    if path:
+        return await load_function(path)(args, sample, **kwargs)
+    rm_type = rm_type_of(args, sample)
+    if rm_type == "remote_rm":
+        return await remote_rm(args, sample)
+    if rm_type == "random":
+        return random.randint(0, 1)
+    return await _rule_reward(args, sample, rm_type)
+
+
+async def batched_async_rm(args: Any, samples: list[Sample], **kwargs: Any) -> list[Any]:
+    """The rewards of several samples: one call of the custom function, or each by its own rule.
+
+    Raises:
+        ValueError: the custom function returned another number of rewards.
+    """
+    path = args.custom_rm_path
+    if not path or any(sample.custom_rm_path for sample in samples):
+        return list(await asyncio.gather(*(async_rm(args, sample, **kwargs) for sample in samples)))
+    rewards = await load_function(path)(args, samples, **kwargs)
+    if not isinstance(rewards, (list, tuple)) or len(rewards) != len(samples):
+        got = len(rewards) if isinstance(rewards, (list, tuple)) else type(rewards).__name__
+        raise ValueError(f"{path} must return a list of {len(samples)} rewards for {len(samples)} samples, got {got}")
+    return list(rewards)
+
+
+def rm_type_of(args: Any, sample: Sample) -> str:
+    """The sample's rm type, of its metadata or `--rm-type`."""
+    return str(sample.metadata.get("rm_type") or args.rm_type or "").strip()
+
+
+async def _rule_reward(args: Any, sample: Sample, rm_type: str) -> Any:
+    boxed = rm_type.startswith(BOXED_PREFIX)
+    name = rm_type.removeprefix(BOXED_PREFIX)
+    grader = GRADERS.get(name)
+    if grader is None:
+        known = sorted([*GRADERS, "remote_rm", "random"])
+        raise ValueError(f"{sample.name()}: no reward for rm type {rm_type!r}; set --rm-type to one of {known}")
+    if grader.needs_label and sample.label is None:
+        raise ValueError(f"{sample.name()} has no label, rm type {rm_type} needs one (--label-key)")
+    try:
+        return await grader_pool().grade(args.rm_timeout, name, boxed, sample.response, sample.label, sample.metadata)
+    except GraderError as error:
+        sample.metadata[FAILURE_KEY] = "timeout" if isinstance(error, GraderTimeout) else "error"
+        logger.warning("%s: grading failed and scores %s: %s", sample.name(), grader.failed, error)
+        return dict(grader.failed) if isinstance(grader.failed, dict) else grader.failed
+
+
+async def remote_rm(args: Any, sample: Sample, max_retries: int = 10) -> Any:
+    """The JSON answer of `--rm-url` to {prompt, response, label}, within 120 s."""
+    from slime.utils.http_utils import post
+
+    if not args.rm_url:
+        raise ValueError("rm type remote_rm needs --rm-url")
+    payload = {"prompt": sample.prompt, "response": sample.response, "label": sample.label}
+    return await asyncio.wait_for(post(args.rm_url, payload, max_retries=max_retries), REMOTE_LIMIT_S)
+
+
+def grader_metrics(samples: Iterable[Sample]) -> dict[str, int]:
+    """How many gradings failed: `rollout/grader_timeout` and `rollout/grader_error`, where not zero."""
+    failures = [sample.metadata[FAILURE_KEY] for sample in samples if FAILURE_KEY in sample.metadata]
+    return {f"rollout/grader_{kind}": failures.count(kind) for kind in ("timeout", "error") if kind in failures}
+
+
+def warn_without_marker(args: Any, samples: list[Sample]) -> None:
+    """Say once when no response of a deepscaler batch has the reasoning marker without which all score 0."""
+    if args.custom_rm_path:
+        return
+    graded = [sample for sample in samples if rm_type_of(args, sample) == "deepscaler"]
+    if graded and not any(marker in sample.response for sample in graded for marker in MARKERS):
+        _warn_once(
+            f"none of {len(graded)} responses has {' or '.join(MARKERS)}: rm type deepscaler scores them all 0."
+            " For a model that doesn't think use --rm-type math"
+        )
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    logger.warning(message)

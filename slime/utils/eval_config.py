@@ -1,0 +1,148 @@
+"""Evaluation data sets: each with its own keys, sampling and reward; entry > defaults > flags."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+@dataclass
+class EvalDatasetConfig:
+    """One data set to evaluate on. None leaves a sampling value to the engine."""
+
+    name: str
+    path: str
+    rm_type: str | None = None
+    custom_rm_path: str | None = None
+    input_key: str = "input"
+    label_key: str | None = None
+    tool_key: str | None = None
+    metadata_key: str = "metadata"
+    multimodal_keys: dict[str, str] | None = None
+    apply_chat_template: bool = False
+    apply_chat_template_kwargs: dict[str, Any] | None = None
+    n_samples_per_eval_prompt: int = 1
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_response_len: int | None = None
+    stop: list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    min_new_tokens: int | None = None
+    repetition_penalty: float | None = None
+    skip_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+    custom_generate_function_path: str | None = None
+    metadata_overrides: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def cache_key(self) -> tuple[Any, ...]:
+        """What decides the prompts: equal keys may share one loaded data set."""
+        options = {"multimodal": self.multimodal_keys, "template": self.apply_chat_template_kwargs}
+        return (
+            self.name,
+            self.path,
+            self.input_key,
+            self.label_key,
+            self.tool_key,
+            self.metadata_key,
+            self.apply_chat_template,
+            json.dumps(options, sort_keys=True, default=str),
+        )
+
+    def inject_metadata(self, sample_metadata: Any) -> dict[str, Any]:
+        """A sample's metadata with this data set's overrides and rm type."""
+        metadata = {**(sample_metadata or {}), **self.metadata_overrides}
+        if self.rm_type is not None:
+            metadata["rm_type"] = self.rm_type
+        return metadata
+
+
+# Field → the flags that it falls back to, in order. Rewards and generate functions fall back at each sample.
+FLAG_FALLBACKS: dict[str, tuple[str, ...]] = {
+    "input_key": ("eval_input_key", "input_key"),
+    "label_key": ("eval_label_key", "label_key"),
+    "tool_key": ("eval_tool_key", "tool_key"),
+    "metadata_key": ("metadata_key",),
+    "multimodal_keys": ("multimodal_keys",),
+    "apply_chat_template": ("apply_chat_template",),
+    "apply_chat_template_kwargs": ("apply_chat_template_kwargs",),
+    "n_samples_per_eval_prompt": ("n_samples_per_eval_prompt",),
+    "temperature": ("eval_temperature", "rollout_temperature"),
+    "top_p": ("eval_top_p", "rollout_top_p"),
+    "top_k": ("eval_top_k", "rollout_top_k"),
+    "max_response_len": ("eval_max_response_len", "rollout_max_response_len"),
+    "stop": ("rollout_stop",),
+    "stop_token_ids": ("rollout_stop_token_ids",),
+    "min_new_tokens": ("eval_min_new_tokens",),
+    "skip_special_tokens": ("rollout_skip_special_tokens",),
+}
+ENTRY_KEYS = tuple(item.name for item in fields(EvalDatasetConfig))
+DEFAULT_KEYS = tuple(key for key in ENTRY_KEYS if key not in ("name", "path"))
+
+
+def pick_from_args(args: Any, attrs: tuple[str, ...]) -> Any:
+    """The first of the attributes that is set."""
+    return next((value for name in attrs if (value := getattr(args, name, None)) is not None), None)
+
+
+def ensure_dataset_list(config: Any) -> list[dict[str, Any]]:
+    """The `datasets` of an eval YAML as list of entries; it may be a mapping from name to entry.
+
+    Raises:
+        ValueError: it is neither, or an entry isn't a mapping.
+    """
+    if config is None:
+        return []
+    if isinstance(config, Mapping):
+        config = [{"name": name, **_entry(name, entry)} for name, entry in config.items()]
+    if isinstance(config, (str, bytes)) or not isinstance(config, Iterable):
+        raise ValueError(f"eval datasets must be a list or a mapping, got {type(config).__name__}")
+    return [dict(_entry(number, entry)) for number, entry in enumerate(config)]
+
+
+def _entry(name: Any, entry: Any) -> Mapping[str, Any]:
+    if isinstance(entry, str):
+        return {"path": entry}
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"eval dataset {name}: an entry must be a mapping, got {type(entry).__name__}")
+    return entry
+
+
+def build_eval_dataset_configs(
+    args: Any, raw_config: Iterable[dict[str, Any]], defaults: dict[str, Any]
+) -> list[EvalDatasetConfig]:
+    """Complete the entries from the defaults, then the flags.
+
+    Raises:
+        ValueError: an unknown key (with the nearest and all valid ones), a missing name or path, a name twice.
+    """
+    defaults = dict(defaults or {})
+    _check_keys("eval defaults", defaults, DEFAULT_KEYS)
+    configs: list[EvalDatasetConfig] = []
+    for entry in ensure_dataset_list(raw_config):
+        where = f"eval dataset {entry.get('name')!r}"
+        _check_keys(where, entry, ENTRY_KEYS)
+        for key in ("name", "path"):
+            if not entry.get(key):
+                raise ValueError(f"{where}: {key} is missing")
+        if any(config.name == entry["name"] for config in configs):
+            raise ValueError(f"{where}: the name is there twice")
+        values = {key: pick_from_args(args, flags) for key, flags in FLAG_FALLBACKS.items()}
+        values = {key: value for key, value in values.items() if value is not None}
+        config = EvalDatasetConfig(**(values | defaults | entry))
+        if config.n_samples_per_eval_prompt < 1:
+            raise ValueError(f"{where}: n_samples_per_eval_prompt must be at least 1")
+        configs.append(config)
+    return configs
+
+
+def _check_keys(where: str, given: Mapping[str, Any], valid: tuple[str, ...]) -> None:
+    for key in given:
+        if key not in valid:
+            near = difflib.get_close_matches(str(key), valid, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{where}: unknown key {key!r}{hint} (valid: {', '.join(valid)})")
