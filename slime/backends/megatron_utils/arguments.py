@@ -1,8 +1,8 @@
 """From the parsed namespace to megatron-core's config objects.
 
 Written for megatron-core 0.16.1. Every config field is copied from the namespace attribute of the same meaning
-(`slime.utils.arguments.megatron_names`); what Megatron-LM derives from other flags is derived here; what the device can't do is
-taken from the accelerator last.
+(`slime.utils.arguments.megatron_names`); what Megatron-LM derives from other flags is derived here; what the device
+can't do is taken from the accelerator last.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def optimizer_config_from_args(args: argparse.Namespace) -> OptimizerConfig:
 
 
 def ddp_config_from_args(args: argparse.Namespace) -> DistributedDataParallelConfig:
-    """The data-parallel wrapper's config; gradients are reduced in float32 for bf16 models unless the user said otherwise."""
+    """The data-parallel wrapper's config; bf16 models reduce gradients in float32 unless the user said otherwise."""
     current().prepare_megatron()
     from megatron.core.distributed import DistributedDataParallelConfig
 

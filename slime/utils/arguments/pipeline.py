@@ -1,0 +1,67 @@
+"""The order in which settings are resolved and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from slime.utils.arguments.rules import (
+    algorithm,
+    architecture,
+    batches,
+    engine,
+    evaluation,
+    loading,
+    parallel,
+    pending,
+    placement,
+    precision,
+    run,
+)
+from slime.utils.arguments.rules.context import Context
+
+Rule = Callable[[Context], None]
+
+SLIME_RULES: tuple[Rule, ...] = (
+    pending.check_pending,
+    placement.resolve_modes,
+    placement.resolve_devices,
+    placement.resolve_offload,
+    loading.resolve_loading,
+    loading.resolve_dumps,
+    batches.resolve_batches,
+    algorithm.resolve_algorithm,
+    evaluation.resolve_evaluation,
+    loading.check_loading,
+    loading.check_saving,
+    loading.check_dumps,
+    placement.check_devices,
+    batches.check_batches,
+    batches.check_lengths,
+    batches.check_prompt_data,
+    algorithm.check_algorithm,
+    evaluation.check_evaluation,
+)
+
+MEGATRON_RULES: tuple[Rule, ...] = (
+    precision.resolve_precision,
+    architecture.resolve_architecture,
+    parallel.resolve_parallel,
+    parallel.check_parallel,
+    batches.check_micro_batches,
+    precision.report_device_limits,
+)
+
+ENGINE_RULES: tuple[Rule, ...] = (engine.resolve_engine, engine.check_engine)
+
+RUN_RULES: tuple[Rule, ...] = (run.resolve_run,)
+
+
+def apply_rules(context: Context, rules: tuple[Rule, ...]) -> None:
+    """Run the rules in order.
+
+    Raises:
+        ConfigError: with the problems of all of them.
+    """
+    for rule in rules:
+        rule(context)
+    context.problems.raise_if_any()
