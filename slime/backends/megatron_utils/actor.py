@@ -56,6 +56,7 @@ class MegatronTrainRayActor(TrainRayActor):
         from slime.observability import logging_utils
 
         self._asleep = False
+        self._memory_saver = accelerator.current().memory_saver()
         initialize.init(args)
         self._is_main_rank = initialize.is_megatron_main_rank()
         if self._is_main_rank:
@@ -127,7 +128,7 @@ class MegatronTrainRayActor(TrainRayActor):
         with timer("sleep"):
             clear_memory(clear_host_memory=True)
             destroy_process_groups()
-            freed = accelerator.current().memory_saver().pause(self.model, self.optimizer)
+            freed = self._memory_saver.pause(self.model, self.optimizer)
             clear_memory(clear_host_memory=True)
         logger.info("asleep: %.1f MiB off the device", freed / 2**20)
         self._asleep = True
@@ -139,7 +140,7 @@ class MegatronTrainRayActor(TrainRayActor):
         if not self._asleep:
             return
         with timer("wake_up"):
-            accelerator.current().memory_saver().resume()
+            self._memory_saver.resume()
             reload_process_groups()
         self._asleep = False
 
@@ -150,6 +151,18 @@ class MegatronTrainRayActor(TrainRayActor):
         yield
         if self.args.offload_train:
             self.sleep()
+
+    @contextmanager
+    def _connected(self) -> Iterator[None]:
+        """Process groups for the block, but the model stays off the device: engines may be using it."""
+        from slime.utils.reloadable_process_group import destroy_process_groups, reload_process_groups
+
+        if self._asleep:
+            reload_process_groups()
+        with self._memory_saver.disable():
+            yield
+        if self._asleep:
+            destroy_process_groups()
 
     def clear_memory(self) -> None:
         """Give back what no tensor uses."""
@@ -172,15 +185,18 @@ class MegatronTrainRayActor(TrainRayActor):
         return history[-1] if self._is_main_rank else {}
 
     def _fetch(self, rollout_data_ref: list[Box]) -> RolloutBatch:
+        """This data-parallel rank's share of the rollout, on the device."""
+        import torch.distributed as dist
         from megatron.core import parallel_state as mpu
 
         from slime.backends.megatron_utils.data import prepare_rollout_data
         from slime.utils.data import process_rollout_data
 
-        dp_rank = mpu.get_data_parallel_rank(with_context_parallel=False)
-        rollout_data = process_rollout_data(
-            self.args, rollout_data_ref, dp_rank, self.train_parallel_config["dp_size"]
-        )
+        dp_rank, dp_size = mpu.get_data_parallel_rank(), self.train_parallel_config["dp_size"]
+        rollout_data = process_rollout_data(self.args, rollout_data_ref, dp_rank, dp_size)
+        lengths: list[list[int]] = [[] for _ in range(dp_size)]
+        dist.all_gather_object(lengths, rollout_data["total_lengths"], group=mpu.get_data_parallel_group_gloo())
+        Timer().seq_lens = [length for of_rank in lengths for length in of_rank]
         return prepare_rollout_data(rollout_data, accelerator.current().device())
 
     def train_actor(
@@ -274,7 +290,7 @@ class MegatronTrainRayActor(TrainRayActor):
                 save_hf_model_to_path(self.args, self.args.save_hf.format(rollout_id=rollout_id), self.model)
 
     def update_weights(self) -> None:
-        """Send the actor's weights to the engines; nothing where there are none."""
+        """Send the actor's weights, from their host copy, to the engines; nothing where there are none."""
         import ray
 
         if self._updater is None:
@@ -284,7 +300,7 @@ class MegatronTrainRayActor(TrainRayActor):
         )
         if not engines:
             return
-        with self._awake(), timer("update_weights"):
+        with self._connected(), timer("update_weights"):
             if num_new > 0:
                 self._updater.connect_rollout_engines(engines, lock, gpu_counts, gpu_offsets, parallel_configs)
             self._updater.update_weights()
