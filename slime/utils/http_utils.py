@@ -1,4 +1,4 @@
-"""HTTP to engines, routers and services: one pooled client per event loop, deadlines, retries only where they can help.
+"""HTTP to engines, routers and services: a pooled client per event loop, deadlines, retries only where they help.
 
 Proxies in the environment are ignored: these calls stay inside the cluster, and a proxy would answer 503 for them.
 """
@@ -39,7 +39,7 @@ REQUEST_TIMEOUT = 14400.0  # one attempt; a long answer takes long
 RETRY_SECONDS = 120.0  # how long a service may be away before its callers give up
 MAX_RETRIES = 60
 BACKOFF_FIRST, BACKOFF_MAX = 0.1, 5.0
-# 408 and 429 ask for another try; 500 may be a worker that died under the request; the others say that it will be back.
+# 408 and 429 ask for another try, 500 may be a worker that died under the request, the others will be back.
 RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _BODY_IN_MESSAGE = 2000
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -17,10 +18,9 @@ class ControlError(RuntimeError):
         status: the HTTP status, or None when no answer came.
     """
 
-    def __init__(self, method: str, url: str, status: int | None, body: str, note: str) -> None:
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
         self.status = status
-        what = "no answer" if status is None else f"status {status}"
-        super().__init__(f"{method} {url}: {what}: {body[:_BODY_IN_MESSAGE]}{note}")
 
 
 class ControlClient:
@@ -29,15 +29,13 @@ class ControlClient:
     Args:
         base_url: such as http://[::1]:15000.
         api_key: sent as a bearer token.
-        log_note: ends every error; says where the server's log lies and what its last lines are.
     """
 
-    def __init__(self, base_url: str, api_key: str | None = None, log_note: str = "") -> None:
+    def __init__(self, base_url: str, api_key: str | None = None) -> None:
         self.base_url = base_url
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
-        self._log_note = log_note
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def request(self, method: str, path: str, payload: Any = None, *, timeout: float) -> Any:
@@ -54,9 +52,10 @@ class ControlClient:
                 return _decode(response.read())
         except urllib.error.HTTPError as error:
             body = error.read().decode(errors="replace")
-            raise ControlError(method, url, error.code, body, self._log_note) from None
-        except OSError as error:  # refused, reset, timed out
-            raise ControlError(method, url, None, f"{type(error).__name__}: {error}", self._log_note) from error
+            message = f"{method} {url}: status {error.code}: {body[:_BODY_IN_MESSAGE]}"
+            raise ControlError(message, error.code) from None
+        except (OSError, http.client.HTTPException) as error:  # refused, reset, timed out
+            raise ControlError(f"{method} {url}: no answer: {type(error).__name__}: {error}") from error
 
     def get(self, path: str, *, timeout: float) -> Any:
         return self.request("GET", path, timeout=timeout)

@@ -9,8 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from slime.backends.sglang_utils.control_client import ControlClient
+from slime.backends.sglang_utils.control_client import ControlClient, ControlError
 from slime.backends.sglang_utils.server_args import ServerArgsLayers
 from slime.ray.guard import GuardedProcess, spawn_guarded, tail
 from slime.ray.ports import host_port
@@ -68,6 +69,18 @@ class ServerProcess:
         ended = "" if self.is_alive else f"; the server has ended with status {self._process.poll()}"
         lines = tail(self.log_path, _LOG_LINES)
         return f"{ended}\nlog of the server: {self.log_path}, last lines:\n{lines}"
+
+    def request(self, method: str, path: str, payload: Any = None, *, timeout: float) -> Any:
+        """The server's answer.
+
+        Raises:
+            ControlError: it refuses, or does not answer within `timeout` seconds; with the log's path and last lines.
+        """
+        try:
+            return self.client.request(method, path, payload, timeout=timeout)
+        except ControlError as error:
+            error.args = (f"{error}{self.where_to_look()}",)
+            raise
 
     def wait_ready(self, timeout: float) -> None:
         """Wait until the server generates.

@@ -1,0 +1,346 @@
+"""The Ray actor that owns one SGLang server and speaks to its control endpoints (sglang 0.5.23).
+
+It imports neither torch nor SGLang, so that it stays small. Only an engine's first node serves HTTP: on the others the
+methods that send a request do nothing and return None.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slime.backends.sglang_utils.control_client import ControlError
+from slime.backends.sglang_utils.server_args import EngineAddress, EngineShape, compute_layers
+from slime.backends.sglang_utils.server_process import ServerProcess
+from slime.backends.sglang_utils.weight_check import WeightCheck
+from slime.observability.log_setup import configure_logger
+from slime.ray.ports import HeldPorts, hold_ports, host_port
+from slime.ray.ray_actor import RayActor
+from slime.ray.router import deregister_worker, register_worker
+from slime.utils import accelerator
+from slime.utils.http_utils import get_host_info
+
+logger = logging.getLogger(__name__)
+
+FIRST_PORT = 15000
+CONTROL_SECONDS = 60.0  # a request that only changes the server's state
+TRANSFER_SECONDS = 600.0  # a request that moves weights
+_POLL_SECONDS = 0.1
+
+
+class SGLangEngine(RayActor):
+    """One node's part of an engine.
+
+    Args:
+        rank: number of this actor among all engine actors; seeds the server's sampling.
+        worker_type: regular, prefill, decode or encoder.
+        base_gpu_id: the first of its devices on this node.
+        sglang_overrides: `ServerArgs` fields of its group.
+        num_gpus_per_engine: devices of the whole engine; default args.rollout_num_gpus_per_engine.
+        nnodes, node_rank: how many nodes the engine spans, and which of them this is.
+    """
+
+    def __init__(
+        self,
+        args: Namespace,
+        rank: int,
+        worker_type: str = "regular",
+        base_gpu_id: int | None = None,
+        sglang_overrides: Mapping[str, Any] | None = None,
+        num_gpus_per_engine: int | None = None,
+        nnodes: int = 1,
+        node_rank: int = 0,
+    ) -> None:
+        configure_logger(args, f"engine-{rank}")
+        self.args = args
+        self.rank = rank
+        self.overrides = dict(sglang_overrides or {})
+        self.shape = EngineShape(
+            num_gpus=num_gpus_per_engine or args.rollout_num_gpus_per_engine,
+            nnodes=nnodes,
+            node_rank=node_rank,
+            base_gpu_id=accelerator.current().local_index(base_gpu_id or 0),
+            worker_type=worker_type,
+        )
+        self._held: list[HeldPorts] = []
+        self._server: ServerProcess | None = None
+        self._router_url: str | None = None
+        self._weight_check: WeightCheck | None = None
+        self._told_release_frees_nothing = False
+
+    # -- start and end ------------------------------------------------------------------------------------------------
+
+    def reserve_address(self, num_dist_ports: int = 0) -> dict[str, Any]:
+        """Find and hold this engine's ports on this node: keyword arguments for `init`.
+
+        Args:
+            num_dist_ports: consecutive ports for the rendezvous of an engine that spans nodes, on its first node.
+        """
+        host = get_host_info()[1]
+        single = hold_ports(3, FIRST_PORT)
+        self._held.append(single)
+        port, nccl_port, bootstrap_port = single.ports
+        dist_init_addr = None
+        if num_dist_ports:
+            run = hold_ports(num_dist_ports, FIRST_PORT, consecutive=True)
+            self._held.append(run)
+            dist_init_addr = host_port(host, run.ports[0])
+        return {
+            "host": host,
+            "port": port,
+            "nccl_port": nccl_port,
+            "dist_init_addr": dist_init_addr,
+            "disaggregation_bootstrap_port": bootstrap_port,
+        }
+
+    def init(
+        self,
+        dist_init_addr: str | None,
+        port: int,
+        nccl_port: int,
+        host: str | None = None,
+        disaggregation_bootstrap_port: int | None = None,
+        router_ip: str | None = None,
+        router_port: int | None = None,
+    ) -> None:
+        """Start the server, wait until it generates, and register it with the router.
+
+        Raises:
+            ServerStartError: it ended or is not ready after args.engine_start_timeout; with its log's last lines.
+            ControlError: the router refuses it.
+        """
+        current = accelerator.current()
+        address = EngineAddress(
+            host=(host or get_host_info()[1]).strip("[]"),
+            port=port,
+            nccl_port=nccl_port,
+            dist_init_addr=dist_init_addr,
+            bootstrap_port=disaggregation_bootstrap_port,
+        )
+        layers = compute_layers(
+            self.args, self.rank, self.shape, address, current.engine_server_args(), self.overrides
+        )
+        log_path = Path(self.args.log_dir) / f"sglang-{self.rank}-{port}.log"
+        self._server = ServerProcess(layers, current.engine_env(), log_path)
+        if self.shape.node_rank == 0:
+            self._wait_and_register(router_ip, router_port, disaggregation_bootstrap_port)
+
+    def _wait_and_register(self, router_ip: str | None, router_port: int | None, bootstrap_port: int | None) -> None:
+        server = self._started_server()
+        started = time.monotonic()
+        server.wait_ready(self.args.engine_start_timeout)
+        self._release_ports()
+        logger.info("engine %d is ready at %s after %.1f s", self.rank, server.url, time.monotonic() - started)
+        if router_ip is None or self.shape.worker_type == "encoder":
+            return
+        self._router_url = f"http://{router_ip}:{router_port}"
+        worker = {"url": server.url, "worker_type": self.shape.worker_type}
+        if self.shape.worker_type == "prefill":
+            worker["bootstrap_port"] = bootstrap_port
+        register_worker(self._router_url, worker)
+
+    def shutdown(self) -> None:
+        """Take the server out of the router and end it. Nothing happens when it is gone already."""
+        if self._router_url is not None and self._server is not None:
+            deregister_worker(self._router_url, self._server.url)
+            self._router_url = None
+        if self._server is not None:
+            self._server.stop()
+        self._release_ports()
+
+    def simulate_crash(self) -> None:
+        """Kill the server without telling the router."""
+        self._started_server().stop()
+
+    def get_url(self) -> str | None:
+        """The server's URL; None where this node serves no HTTP."""
+        return self._started_server().url if self.shape.node_rank == 0 else None
+
+    def get_log_path(self) -> str:
+        """The file that the server's output goes to."""
+        return str(self._started_server().log_path)
+
+    # -- health and generation ----------------------------------------------------------------------------------------
+
+    def health_generate(self, timeout: float = 5.0) -> bool:
+        """True when the server generates within `timeout` seconds.
+
+        Raises:
+            ControlError: it does not.
+        """
+        self._request("GET", "/health_generate", timeout=timeout)
+        return True
+
+    def pause_generation(self, mode: str = "abort") -> Any:
+        """Stop generating; running requests end as aborted (mode abort) or stay (retract, in_place)."""
+        return self._request("POST", "/pause_generation", {"mode": mode})
+
+    def continue_generation(self) -> Any:
+        return self._request("POST", "/continue_generation", {})
+
+    def flush_cache(self, timeout: float = CONTROL_SECONDS) -> None:
+        """Empty the KV cache once no request runs.
+
+        Raises:
+            TimeoutError: requests still run after `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                self._request("GET", "/flush_cache")
+                return
+            except ControlError as error:
+                if error.status != 400:  # 400: requests run or wait
+                    raise
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"the cache was not flushed within {timeout:.0f} s: {error}") from error
+            time.sleep(_POLL_SECONDS)
+
+    def abort_all(self) -> Any:
+        """Abort every request."""
+        return self._request("POST", "/abort_request", {"abort_all": True})
+
+    def start_profile(self, output_dir: str | None = None, **options: Any) -> Any:
+        """Start SGLang's profiler; `options` as in its POST /start_profile."""
+        return self._request("POST", "/start_profile", {"output_dir": output_dir, **options})
+
+    def stop_profile(self) -> Any:
+        return self._request("POST", "/stop_profile", {}, timeout=TRANSFER_SECONDS)
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def release_memory_occupation(self) -> Any:
+        """Free the memory of weights, KV cache and graphs, where SGLang's memory saver runs; says once where not."""
+        self.flush_cache()
+        if not self._told_release_frees_nothing and not self._has_memory_saver():
+            self._told_release_frees_nothing = True
+            logger.info(
+                "SGLang's memory saver does not run on this device: engine %d keeps weights and KV cache in memory "
+                "while offloaded",
+                self.rank,
+            )
+        return self._request("POST", "/release_memory_occupation", {})
+
+    def resume_memory_occupation(self, tags: Sequence[str] | None = None) -> Any:
+        """Take memory back; tags: weights, kv_cache, cuda_graph (default all)."""
+        return self._request("POST", "/resume_memory_occupation", {} if tags is None else {"tags": list(tags)})
+
+    def _has_memory_saver(self) -> bool:
+        info = self._request("GET", "/server_info")
+        return info is None or bool(info["enable_memory_saver"])
+
+    # -- weights ------------------------------------------------------------------------------------------------------
+
+    def begin_weight_update(self) -> Any:
+        """Open an update; SGLang refuses weights outside of one."""
+        return self._request("POST", "/begin_weight_update", {})
+
+    def end_weight_update(self) -> Any:
+        """Close the update: what SGLang derives from weights is computed anew."""
+        return self._request("POST", "/end_weight_update", {}, timeout=TRANSFER_SECONDS)
+
+    def update_weights_from_tensor(
+        self,
+        serialized_named_tensors: Sequence[str],
+        load_format: str | None = None,
+        flush_cache: bool = False,
+        weight_version: str | None = None,
+    ) -> Any:
+        """Load tensors; one payload per tensor-parallel rank (see `update_weight.tensor_payload`)."""
+        payload = {
+            "serialized_named_tensors": list(serialized_named_tensors),
+            "load_format": load_format,
+            "flush_cache": flush_cache,
+            "weight_version": weight_version,
+        }
+        return self._request("POST", "/update_weights_from_tensor", payload, timeout=TRANSFER_SECONDS)
+
+    def update_weights_from_disk(
+        self, model_path: str, load_format: str | None = None, weight_version: str | None = None
+    ) -> Any:
+        """Load the Hugging Face checkpoint in `model_path`."""
+        payload = {"model_path": model_path, "load_format": load_format, "weight_version": weight_version}
+        return self._request("POST", "/update_weights_from_disk", payload, timeout=TRANSFER_SECONDS)
+
+    def init_weights_update_group(
+        self, master_address: str, master_port: int, rank_offset: int, world_size: int, group_name: str, backend: str
+    ) -> Any:
+        """Join a process group over which weights are broadcast."""
+        payload = {
+            "master_address": master_address,
+            "master_port": master_port,
+            "rank_offset": rank_offset,
+            "world_size": world_size,
+            "group_name": group_name,
+            "backend": backend,
+        }
+        return self._request("POST", "/init_weights_update_group", payload, timeout=TRANSFER_SECONDS)
+
+    def destroy_weights_update_group(self, group_name: str) -> Any:
+        return self._request("POST", "/destroy_weights_update_group", {"group_name": group_name})
+
+    def update_weights_from_distributed(
+        self,
+        names: Sequence[str],
+        dtypes: Sequence[str],
+        shapes: Sequence[Sequence[int]],
+        group_name: str,
+        flush_cache: bool = False,
+        weight_version: str | None = None,
+        load_format: str | None = None,
+    ) -> Any:
+        """Receive a broadcast of these tensors."""
+        payload = {
+            "names": list(names),
+            "dtypes": [str(dtype).removeprefix("torch.") for dtype in dtypes],
+            "shapes": [list(shape) for shape in shapes],
+            "group_name": group_name,
+            "flush_cache": flush_cache,
+            "weight_version": weight_version,
+            "load_format": load_format,
+        }
+        return self._request("POST", "/update_weights_from_distributed", payload, timeout=TRANSFER_SECONDS)
+
+    def set_weight_version(self, weight_version: str) -> Any:
+        """Name the weights that are loaded now; answers carry the name."""
+        payload = {"new_version": weight_version, "abort_all_requests": False}
+        return self._request("POST", "/update_weight_version", payload)
+
+    def get_weight_version(self) -> str | None:
+        """The name of the weights that are loaded."""
+        info = self._request("GET", "/model_info")
+        return None if info is None else info["weight_version"]
+
+    def check_weights(self, action: str) -> Any:
+        """SGLang's `snapshot`, `checksum` or `reset_tensors` (random values), or `compare` (see `WeightCheck`)."""
+        return None if self.shape.node_rank else self._checker().run(action)
+
+    def verify_weights(self, checkpoint: str) -> Any:
+        """Check the loaded weights against a checkpoint on disk, bit for bit (see `WeightCheck.verify`)."""
+        return None if self.shape.node_rank else self._checker().verify(checkpoint)
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _checker(self) -> WeightCheck:
+        if self._weight_check is None:
+            self._weight_check = WeightCheck(self._request)
+        return self._weight_check
+
+    def _started_server(self) -> ServerProcess:
+        if self._server is None:
+            raise RuntimeError(f"engine {self.rank} has no server yet: call init first")
+        return self._server
+
+    def _request(self, method: str, path: str, payload: Any = None, *, timeout: float = CONTROL_SECONDS) -> Any:
+        if self.shape.node_rank:
+            return None
+        return self._started_server().request(method, path, payload, timeout=timeout)
+
+    def _release_ports(self) -> None:
+        for held in self._held:
+            held.release()
+        self._held = []
