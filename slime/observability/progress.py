@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from argparse import Namespace
 from types import TracebackType
@@ -16,7 +17,7 @@ class Progress:
     """A bar named `name` over `total` units; also a context manager that closes it.
 
     `update` may be called as often as one likes, from an event loop too: it never waits, and sends at most five times
-    a second.
+    a second. What is held back is sent a moment later, so the bar is right while the slowest unit is waited for.
     """
 
     def __init__(self, args: Namespace, name: str, total: int) -> None:
@@ -26,19 +27,30 @@ class Progress:
         self._done = 0
         self._started = time.time()
         self._postfix: dict[str, float | str] = {}
-        self._sent_at = float("-inf")
+        self._closed = False
+        self._lock = threading.Lock()
+        self._later: threading.Timer | None = None
         self._send()
 
     def update(self, n: int = 1, **postfix: float | str) -> None:
         """`n` more units are done; `postfix` replaces what is shown behind the bar (e.g. reward=0.4)."""
-        self._done += n
-        self._postfix.update(postfix)
-        if self._done >= self._total or time.monotonic() - self._sent_at >= MIN_INTERVAL_S:
-            self._send()
+        with self._lock:
+            self._done += n
+            self._postfix.update(postfix)
+            if self._done >= self._total:
+                self._send()
+            elif self._later is None:
+                self._later = threading.Timer(MIN_INTERVAL_S, self._send_later)
+                self._later.daemon = True
+                self._later.start()
 
     def close(self) -> None:
         """Take the bar away."""
-        self._send(closed=True)
+        with self._lock:
+            if self._later is not None:
+                self._later.cancel()
+            self._send(closed=True)
+            self._closed = True
 
     def __enter__(self) -> Progress:
         return self
@@ -48,8 +60,13 @@ class Progress:
     ) -> None:
         self.close()
 
+    def _send_later(self) -> None:
+        with self._lock:
+            self._later = None
+            if not self._closed:
+                self._send()
+
     def _send(self, closed: bool = False) -> None:
-        self._sent_at = time.monotonic()
         self._hub.progress(
             ProgressEvent(self._name, self._done, self._total, self._started, closed, dict(self._postfix))
         )

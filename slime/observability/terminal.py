@@ -30,6 +30,8 @@ class Terminal:
             return
         width = shutil.get_terminal_size().columns - 1
         with self._lock:
+            if text[:width] == self._status:
+                return
             self._erase()
             self._status = text[:width]
             self._draw()

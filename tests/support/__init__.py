@@ -1,0 +1,1 @@
+"""What the tests share: real servers, process pools and command lines. The fixtures are in `tests/conftest.py`."""
