@@ -170,9 +170,21 @@ def check_hooks(context: Context) -> None:
                 hook.dest == "eval_function_path" and path == context.args.rollout_function_path
             ):
                 context.problems.found += hook_problems(hook, context.name(hook.dest), path)
+    _check_hooks_of_datasets(context)
     if context.args.spec is not None:
         _, problem = _load(".".join(context.args.spec))
         context.require(problem is None, f"{context.name('spec')} {' '.join(context.args.spec)}: {problem}")
+
+
+def _check_hooks_of_datasets(context: Context) -> None:
+    """Evaluation data sets may bring a reward and a generate function of their own."""
+    by_dest = {hook.dest: hook for hook in HOOKS}
+    for config in context.args.eval_datasets:
+        for dest in ("custom_rm_path", "custom_generate_function_path"):
+            path = getattr(config, dest)
+            if path is not None:
+                name = f"evaluation data set {config.name!r}: {dest}"
+                context.problems.found += hook_problems(by_dest[dest], name, path)
 
 
 def hook_problems(hook: Hook, name: str, path: str) -> list[str]:
