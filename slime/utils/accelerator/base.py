@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import os
 from argparse import Namespace
 from collections.abc import Mapping
@@ -150,6 +151,16 @@ class Accelerator(abc.ABC):
             vp_stage=vp_stage,
         )
 
-    @abc.abstractmethod
     def memory_saver(self) -> MemorySaver:
-        """A saver that takes the trainer's weights, gradients and optimizer state off the device and back."""
+        """The saver that takes the trainer's weights, gradients and optimizer state off the device and back.
+
+        One per accelerator: `resume` must meet the saver that paused.
+        """
+        return self._memory_saver
+
+    @functools.cached_property
+    def _memory_saver(self) -> MemorySaver:
+        return self._make_memory_saver()
+
+    @abc.abstractmethod
+    def _make_memory_saver(self) -> MemorySaver: ...

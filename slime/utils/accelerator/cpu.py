@@ -150,7 +150,7 @@ class CpuAccelerator(Accelerator):
 
         return cpu_decoder_block_spec(config, vp_stage)
 
-    def memory_saver(self) -> MemorySaver:
+    def _make_memory_saver(self) -> MemorySaver:
         from slime.utils.accelerator.file_memory_saver import FileMemorySaver
 
         return FileMemorySaver()

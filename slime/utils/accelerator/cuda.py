@@ -74,7 +74,7 @@ class CudaAccelerator(TorchDeviceAccelerator):
         """Megatron's local modules where Transformer Engine is not installed."""
         return {} if importlib.util.find_spec("transformer_engine") else {"transformer_impl": "local"}
 
-    def memory_saver(self) -> MemorySaver:
+    def _make_memory_saver(self) -> MemorySaver:
         from slime.utils.accelerator.torch_memory_saver import TorchMemorySaver
 
         return TorchMemorySaver(self)

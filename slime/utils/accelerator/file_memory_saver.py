@@ -71,7 +71,7 @@ class FileMemorySaver(MemorySaver):
         return offset
 
     def _written(self, storages: list[torch.UntypedStorage]) -> IO[bytes]:
-        file = tempfile.TemporaryFile(dir=self._directory, prefix="slime-trainer-")
+        file = tempfile.TemporaryFile(dir=self._directory, prefix="slime-trainer-")  # noqa: SIM115 - open until resume
         total = sum(storage.nbytes() for storage in storages)
         try:
             if total:

@@ -69,7 +69,7 @@ class NpuAccelerator(TorchDeviceAccelerator):
 
         repatch(vars(args))
 
-    def memory_saver(self) -> MemorySaver:
+    def _make_memory_saver(self) -> MemorySaver:
         from slime.utils.accelerator.torch_memory_saver import TorchMemorySaver
 
         return TorchMemorySaver(self)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 _SMALLEST_STEP = 16  # tokens; lengths up to it share one batch
+_LONGEST_FILLED = 256  # beyond, computing the filling costs more than the kernel call that it saves
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,9 @@ def plan_batches(lengths: tuple[int, ...], fill: bool) -> BatchPlan:
 
     Args:
         lengths: tokens of each sequence, in the pack's order; zeros are allowed.
-        fill: put sequences of similar lengths into one batch by filling up the shorter ones (by less than a quarter,
-            or to 16 tokens). Right for causal attention, where no token sees what follows. Else only equal lengths
-            share a batch.
+        fill: put short sequences of similar lengths into one batch by filling up the shorter ones (by less than a
+            quarter, or to 16 tokens). Right for causal attention, where no token sees what follows. Else only equal
+            lengths share a batch.
     """
     groups: dict[int, list[int]] = {}
     for index, length in enumerate(lengths):
@@ -76,6 +77,8 @@ def plan_batches(lengths: tuple[int, ...], fill: bool) -> BatchPlan:
 
 
 def _rounded(length: int) -> int:
+    if length > _LONGEST_FILLED:
+        return length
     step = max(_SMALLEST_STEP, (1 << (length.bit_length() - 1)) // 4)
     return -(-length // step) * step
 
