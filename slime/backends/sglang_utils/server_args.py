@@ -19,6 +19,14 @@ NOT_SERVER_ARGS = frozenset(
     {"router_ip", "router_port", "router_request_timeout_secs", "server_concurrency", "config", "model_routers"}
 )
 
+# Attributes that exist under both names; the field has the short one.
+LONG_NAMES = {
+    "tensor_parallel_size": "tp_size",
+    "pipeline_parallel_size": "pp_size",
+    "data_parallel_size": "dp_size",
+    "expert_parallel_size": "ep_size",
+}
+
 
 class ServerArgsError(ValueError):
     """Settings of an engine that contradict each other, or that the installed SGLang does not have."""
@@ -75,9 +83,8 @@ def compute_layers(
 ) -> ServerArgsLayers:
     """The layers for engine `rank` of the run."""
     flags = server_flags(args)
-    pipeline = int(flags.pop("pp_size", None) or flags.pop("pipeline_parallel_size", None) or 1)
-    for name in ("tp_size", "tensor_parallel_size", "pipeline_parallel_size"):
-        flags.pop(name, None)
+    pipeline = int(flags.pop("pp_size", None) or 1)
+    flags.pop("tp_size", None)
     if shape.num_gpus % pipeline:
         raise ServerArgsError(f"an engine of {shape.num_gpus} devices can't have --sglang-pp-size {pipeline}")
     owned = {
@@ -95,7 +102,7 @@ def compute_layers(
         owned["dist_init_addr"] = address.dist_init_addr
     return ServerArgsLayers(
         device=dict(device),
-        fixed=_fixed(args, rank, shape, address),
+        fixed=_fixed(args, rank, shape, address, device),
         flags=flags,
         overrides=dict(overrides or {}),
         owned=owned,
@@ -105,7 +112,10 @@ def compute_layers(
 def server_flags(args: Namespace) -> dict[str, Any]:
     """The namespace's `sglang_*` attributes that are `ServerArgs` fields, by field name."""
     found = {name[len(FLAG_PREFIX) :]: value for name, value in vars(args).items() if name.startswith(FLAG_PREFIX)}
-    return {name: value for name, value in found.items() if name not in NOT_SERVER_ARGS}
+    for long_name, name in LONG_NAMES.items():
+        value = found.pop(long_name, None)
+        found.setdefault(name, value)
+    return {name: value for name, value in found.items() if name not in NOT_SERVER_ARGS and value is not None}
 
 
 def merge_layers(layers: ServerArgsLayers, defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,7 +127,7 @@ def merge_layers(layers: ServerArgsLayers, defaults: Mapping[str, Any]) -> dict[
     Raises:
         ServerArgsError: a name that is no field, or an override of what slime works out.
     """
-    flags = {name: value for name, value in layers.flags.items() if value is not None and value != defaults.get(name)}
+    flags = {name: value for name, value in layers.flags.items() if name not in defaults or value != defaults[name]}
     for source, values in (("--sglang-* flag", flags), ("override of a server group", layers.overrides)):
         _check_names(source, values, defaults)
         for name in values.keys() & layers.owned.keys():
@@ -138,7 +148,9 @@ def _check_names(source: str, values: Mapping[str, Any], defaults: Mapping[str, 
             raise ServerArgsError(f"{source} {name}: the installed SGLang's ServerArgs has no such field{hint}")
 
 
-def _fixed(args: Namespace, rank: int, shape: EngineShape, address: EngineAddress) -> dict[str, Any]:
+def _fixed(
+    args: Namespace, rank: int, shape: EngineShape, address: EngineAddress, device: Mapping[str, Any]
+) -> dict[str, Any]:
     fixed = {
         "model_path": args.hf_checkpoint,
         "trust_remote_code": True,
@@ -149,6 +161,8 @@ def _fixed(args: Namespace, rank: int, shape: EngineShape, address: EngineAddres
     }
     if getattr(args, "fp16", False):
         fixed["dtype"] = "float16"
+    elif "dtype" in device:  # where the checkpoint's own dtype is not the device's default
+        fixed["dtype"] = getattr(args, "params_dtype", device["dtype"])
     if getattr(args, "use_rollout_routing_replay", False):
         fixed["enable_return_routed_experts"] = True
     if shape.worker_type in ("prefill", "decode"):
