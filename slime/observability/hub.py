@@ -6,6 +6,7 @@ This module and what it imports stay free of torch: the process that runs it is 
 
 from __future__ import annotations
 
+import threading
 import traceback
 
 from slime.observability.trackers.base import Metrics, Tracker
@@ -14,12 +15,16 @@ from slime.observability.tracking_config import TrackingConfig
 
 
 class MetricsHub:
-    """Opens the trackers of `config` and hands them each set of metrics. Used as a Ray actor, or in the process."""
+    """Opens the trackers of `config` and hands them each set of metrics.
+
+    Used as a Ray actor, where calls come one by one, or within a process without Ray, where any thread may call.
+    """
 
     def __init__(self, config: TrackingConfig) -> None:
         self._console = ConsoleTracker()
         self._trackers = [self._console, *_open_trackers(config)]
         self._finished = False
+        self._lock = threading.Lock()
 
     def locations(self) -> dict[str, str]:
         """Tracker name → where its metrics are."""
@@ -34,34 +39,38 @@ class MetricsHub:
         A tracker that fails is switched off with a notice at the driver's terminal: a full disk or a lost connection
         must not end a training run, nor hide the metrics from the other trackers.
         """
-        if self._finished:
-            raise RuntimeError(f"metrics for {step_key} {step} came after the run's trackers were closed")
-        for tracker in list(self._trackers):
-            try:
-                tracker.log(metrics, step_key, step)
-            except Exception:
-                self._trackers.remove(tracker)
-                self._console.notice(
-                    f"tracker {tracker.name} failed and is off from now on:\n{traceback.format_exc()}"
-                )
+        with self._lock:
+            if self._finished:
+                raise RuntimeError(f"metrics for {step_key} {step} came after the run's trackers were closed")
+            for tracker in list(self._trackers):
+                try:
+                    tracker.log(metrics, step_key, step)
+                except Exception:
+                    self._trackers.remove(tracker)
+                    self._console.notice(
+                        f"tracker {tracker.name} failed and is off from now on:\n{traceback.format_exc()}"
+                    )
 
     def progress(self, event: ProgressEvent) -> None:
-        self._console.progress(event)
+        with self._lock:
+            self._console.progress(event)
 
     def drain(self) -> ConsoleUpdate:
         """What the driver's terminal has not shown yet."""
-        return self._console.drain()
+        with self._lock:
+            return self._console.drain()
 
     def finish(self) -> None:
         """Flush and close every tracker; repeating it does nothing."""
-        if self._finished:
-            return
-        self._finished = True
-        for tracker in self._trackers:
-            try:
-                tracker.close()
-            except Exception:
-                self._console.notice(f"tracker {tracker.name} failed to close:\n{traceback.format_exc()}")
+        with self._lock:
+            if self._finished:
+                return
+            self._finished = True
+            for tracker in self._trackers:
+                try:
+                    tracker.close()
+                except Exception:
+                    self._console.notice(f"tracker {tracker.name} failed to close:\n{traceback.format_exc()}")
 
 
 def _open_trackers(config: TrackingConfig) -> list[Tracker]:

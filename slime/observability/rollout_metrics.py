@@ -184,9 +184,17 @@ def _eval_metrics(args: Namespace, name: str, result: Mapping[str, Any]) -> Metr
     if result.get("truncated"):
         metrics[f"eval/{name}-truncated_ratio"] = fmean(result["truncated"])
     if getattr(args, "log_passrate", False):
-        rates = compute_pass_rate(rewards, _answers_per_prompt(args, name))
-        metrics |= dict_add_prefix(rates, f"eval/{name}-")
+        metrics |= dict_add_prefix(_eval_pass_rate(args, name, rewards, samples or []), f"eval/{name}-")
     return metrics
+
+
+def _eval_pass_rate(
+    args: Namespace, name: str, rewards: Sequence[float], samples: Sequence[Sample]
+) -> dict[str, float]:
+    """By the samples' groups where they are known (an answer may fan out into several samples), else by count."""
+    if len(samples) == len(rewards) and all(sample.group_index is not None for sample in samples):
+        return compute_pass_rate_of_groups(_reward_groups(samples, rewards))
+    return compute_pass_rate(list(rewards), _answers_per_prompt(args, name))
 
 
 def _answers_per_prompt(args: Namespace, name: str) -> int:

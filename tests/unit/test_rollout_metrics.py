@@ -183,6 +183,15 @@ def test_eval_uses_each_datasets_own_number_of_answers(tmp_path: Path) -> None:
     assert metrics["eval/extra"] == 1
 
 
+def test_eval_answers_that_fan_out_count_once(tmp_path: Path) -> None:
+    args = make_args(log_dir=str(tmp_path), log_passrate=True, n_samples_per_eval_prompt=2)
+    rewards = [1.0, 1.0, 0.0]
+    samples = [make_sample(0, r, rollout_id=i) for r, i in zip(rewards, (0, 0, 1), strict=True)]
+    metrics = log_eval_rollout_data(0, args, {"a": {"rewards": rewards, "truncated": [], "samples": samples}})
+    logging_utils.finish_tracking(args)
+    assert metrics["eval/a-pass@1"] == 0.5 and metrics["eval/a-pass@2"] == 1.0
+
+
 @pytest.mark.parametrize("reward", [None, float("nan"), {"score": 1}, "1"])
 def test_eval_reward_that_is_no_number_is_an_error(reward: Any) -> None:
     with pytest.raises(ValueError, match="eval dataset 'aime': reward 1 is not a finite number"):

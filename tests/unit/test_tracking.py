@@ -240,11 +240,12 @@ def test_progress_is_throttled_but_its_end_is_sent(args: Namespace) -> None:
     hub.drain()
     for _ in range(999):
         progress.update()
-    assert sum(event.done for event in hub.drain().progress) == 0
     deadline = time.monotonic() + 10
-    while not (held_back := hub.drain().progress):
+    states: list[int] = []
+    while 999 not in states:  # what was held back comes without a further update
         assert time.monotonic() < deadline
-    assert held_back[0].done == 999
+        states += [event.done for event in hub.drain().progress]
+    assert len(states) < 100
     progress.update(reward=0.5)
     (event,) = hub.drain().progress
     assert (event.done, event.total, event.postfix) == (1000, 1000, {"reward": 0.5})

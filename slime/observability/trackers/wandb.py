@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from slime.observability.trackers.base import Metrics, Tracker
@@ -26,6 +27,8 @@ class WandbTracker(Tracker):
     def __init__(self, config: WandbConfig, run_config: dict[str, Any]) -> None:
         import wandb
 
+        if config.dir is not None:
+            Path(config.dir).mkdir(parents=True, exist_ok=True)  # W&B would quietly write to the temporary folder
         where = {} if config.host is None else {"base_url": config.host}
         settings = wandb.Settings(
             mode=config.mode,
