@@ -163,19 +163,29 @@ def all_gather_with_cp(
     Returns:
         [response length], the same on every rank of the group.
     """
+    return all_gather_samples_with_cp([tensor], [total_length], [response_length], cp)[0]
+
+
+def all_gather_samples_with_cp(
+    tensors: Sequence[torch.Tensor],
+    total_lengths: Sequence[int],
+    response_lengths: Sequence[int],
+    cp: ContextParallel | None = None,
+) -> list[torch.Tensor]:
+    """`all_gather_with_cp` of several samples in one collective; every rank must bring the same samples."""
     cp = cp or current_context_parallel()
-    if cp.size == 1:
-        return tensor
-    full = tensor.new_zeros(response_length)
-    done = 0
-    pieces = []
-    for part in response_parts(total_length, response_length, cp):
-        count = part.stop - part.start
-        pieces.append(F.pad(tensor[done : done + count], (part.start, response_length - part.stop)))
-        done += count
-    for piece in pieces:
-        full = full + piece
-    return _SumOverRanks.apply(full, cp.group)
+    if cp.size == 1 or not tensors:
+        return list(tensors)
+    places = []
+    offset = 0
+    for total, response in zip(total_lengths, response_lengths, strict=True):
+        places += [torch.arange(offset + p.start, offset + p.stop) for p in response_parts(total, response, cp)]
+        offset += response
+    local = torch.cat(list(tensors))
+    index = torch.cat([torch.zeros(0, dtype=torch.long), *places]).to(local.device)
+    # index_copy keeps the graph also where this rank holds no token, so that all ranks join the backward collective
+    full = local.new_zeros(offset).index_copy(0, index, local)
+    return list(_SumOverRanks.apply(full, cp.group).split(list(response_lengths)))
 
 
 class _SumOverRanks(torch.autograd.Function):

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from slime.backends.megatron_utils.cp_utils import (
     ContextParallel,
-    all_gather_with_cp,
+    all_gather_samples_with_cp,
     current_context_parallel,
     slice_log_prob_with_cp,
 )
@@ -84,7 +84,7 @@ def _reinforce_plus_plus(
 ) -> list[torch.Tensor]:
     """Returns need the tokens after a token, so they are computed on whole responses and sliced again."""
     totals, lengths = rollout_data["total_lengths"], rollout_data["response_lengths"]
-    full_kl = [all_gather_with_cp(k, total, n, cp) for k, total, n in zip(kl, totals, lengths, strict=True)]
+    full_kl = all_gather_samples_with_cp(kl, totals, lengths, cp)
     full = get_reinforce_plus_plus_returns(rewards, full_kl, rollout_data["loss_masks"], args.kl_coef, args.gamma)
     return _slices(full, totals, lengths, cp)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from slime.backends.megatron_utils.cp_utils import all_gather_with_cp, get_sum_of_sample_mean
+from slime.backends.megatron_utils.cp_utils import all_gather_samples_with_cp, get_sum_of_sample_mean
 from slime.utils.misc import load_function
 from slime.utils.ppo_utils import compute_approx_kl, compute_cispo_loss, compute_gspo_kl, compute_policy_loss
 
@@ -102,8 +102,7 @@ def _sequence_kl(
     """GSPO's KL: whole sequences are needed, so context-parallel ranks gather them."""
 
     def whole(flat: torch.Tensor) -> list[torch.Tensor]:
-        samples = zip(flat.split(lengths), batch["total_lengths"], batch["response_lengths"], strict=True)
-        return [all_gather_with_cp(part, total, response) for part, total, response in samples]
+        return all_gather_samples_with_cp(flat.split(lengths), batch["total_lengths"], batch["response_lengths"])
 
     return compute_gspo_kl(whole(log_probs), whole(old_log_probs), list(log_probs.split(lengths)), batch["loss_masks"])
 
