@@ -12,12 +12,20 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from slime.utils.accelerator import current
+from slime.utils.arguments.hf_facts import config_from_hf
 from slime.utils.arguments.megatron_names import attribute_of
 
 if TYPE_CHECKING:
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.transformer import TransformerConfig
+
+__all__ = [
+    "config_from_hf",
+    "ddp_config_from_args",
+    "optimizer_config_from_args",
+    "transformer_config_from_args",
+]
 
 _DTYPE_FIELDS = ("params_dtype", "main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 _DTYPE_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "uint8"}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slime.utils.arguments.errors import ConfigError, Problems, suggestion
-from slime.utils.arguments.flag import Flag
+from slime.utils.arguments.flag import Flag, positive_int
 from slime.utils.arguments.settings import Settings
 from slime.utils.arguments.table import FlagTable
 
@@ -119,7 +119,7 @@ def _convert_item(entry: Flag, value: Any) -> Any:
         if entry.type in (str, int, float):
             raise ConfigError(f"{entry.dest} takes a plain value, not {value!r}")
         return value
-    if isinstance(value, bool) and entry.type in (int, float):
+    if isinstance(value, bool) and entry.type in (int, float, positive_int):
         raise ConfigError(f"{entry.dest} takes a number, not {value!r}")
     if entry.type is str and not isinstance(value, str):
         raise ConfigError(f"{entry.dest} takes a text; put {value!r} in quotes")
