@@ -15,7 +15,7 @@ from typing import Any
 from slime.backends.sglang_utils.control_client import ControlClient, ControlError
 from slime.ray.guard import GuardedProcess, spawn_guarded
 from slime.ray.ports import HeldPorts, bracket_host, hold_port, hold_ports
-from slime.utils.http_utils import get_host_info
+from slime.utils.host_info import get_host_info
 
 logger = logging.getLogger(__name__)
 

@@ -6,10 +6,7 @@ Proxies in the environment are ignored: these calls stay inside the cluster, and
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import os
 import random
-import socket
 import time
 import weakref
 from argparse import Namespace
@@ -19,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from slime.ray.ports import find_available_port, is_port_available
+from slime.utils.host_info import get_host_info
 
 if TYPE_CHECKING:
     from multidict import CIMultiDictProxy
@@ -55,10 +53,14 @@ class HttpError(RuntimeError):
         body: the answer's text.
     """
 
-    def __init__(self, method: str, url: str, status: int | None, body: str, note: str = "") -> None:
+    def __init__(self, message: str, url: str = "", status: int | None = None, body: str = "") -> None:
+        super().__init__(message)
         self.url, self.status, self.body = url, status, body
-        what = "no answer" if status is None else f"status {status}"
-        super().__init__(f"{method} {url}: {what}{note}: {body[:_BODY_IN_MESSAGE]}")
+
+
+def _error(method: str, url: str, status: int | None, body: str, note: str = "") -> HttpError:
+    what = "no answer" if status is None else f"status {status}"
+    return HttpError(f"{method} {url}: {what}{note}: {body[:_BODY_IN_MESSAGE]}", url, status, body)
 
 
 def client() -> aiohttp.ClientSession:
@@ -127,10 +129,10 @@ async def _request(
                 if response.status < 400:
                     return await _decode(response)
                 body = await response.text(errors="replace")
-                failure = HttpError(method, url, response.status, body)
+                failure = _error(method, url, response.status, body)
                 wait = _retry_after(response.headers)
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError) as error:
-            failure = HttpError(method, url, None, f"{type(error).__name__}: {error}")
+            failure = _error(method, url, None, f"{type(error).__name__}: {error}")
             wait = None
         if failure.status is not None and failure.status not in RETRIED_STATUS:
             raise failure
@@ -138,7 +140,7 @@ async def _request(
         give_up = now + retry_seconds if give_up is None else give_up
         wait = _backoff(attempt) if wait is None else wait
         if attempt == max_retries or now + wait > give_up:
-            raise HttpError(method, url, failure.status, failure.body, f" after {attempt + 1} attempts") from failure
+            raise _error(method, url, failure.status, failure.body, f" after {attempt + 1} attempts") from failure
         await asyncio.sleep(wait)
     raise AssertionError("unreachable: the last attempt returns or raises")
 
@@ -162,34 +164,3 @@ def _retry_after(headers: CIMultiDictProxy[str]) -> float | None:
 def get_rollout_num_engines(args: Namespace) -> int:
     """How many engines serve the trained model."""
     return (args.rollout_num_gpus or 0) // args.rollout_num_gpus_per_engine
-
-
-def get_host_info() -> tuple[str, str]:
-    """(host name, address) under which other processes reach this host.
-
-    SLIME_HOST_IP wins; else the address of the interface of the default route (IPv6 first when SLIME_PREFER_IPV6 is
-    set); else the loopback address. The address stands without brackets.
-    """
-    name = socket.gethostname()
-    given = os.environ.get("SLIME_HOST_IP")
-    if given:
-        return name, given.strip("[]")
-    families = [(socket.AF_INET, "8.8.8.8"), (socket.AF_INET6, "2001:4860:4860::8888")]
-    if os.environ.get("SLIME_PREFER_IPV6", "0").lower() in ("1", "true", "yes"):
-        families.reverse()
-    for family, outside in families:
-        address = _address_towards(family, outside)
-        if address is not None:
-            return name, address
-    return name, "127.0.0.1"
-
-
-def _address_towards(family: int, outside: str) -> str | None:
-    """This host's address on the way to `outside`; no packet is sent."""
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.connect((outside, 80))
-            address = sock.getsockname()[0]
-    except OSError:
-        return None
-    return None if ipaddress.ip_address(address.partition("%")[0]).is_unspecified else address

@@ -22,7 +22,7 @@ from slime.ray.ports import HeldPorts, hold_ports, host_port
 from slime.ray.ray_actor import RayActor
 from slime.ray.router import deregister_worker, register_worker
 from slime.utils import accelerator
-from slime.utils.http_utils import get_host_info
+from slime.utils.host_info import get_host_info
 
 logger = logging.getLogger(__name__)
 
