@@ -17,7 +17,7 @@ DEFAULT_WANDB_HOST = "https://api.wandb.ai"
 
 REDACTED = "<redacted>"
 _SECRET_NAME = re.compile(
-    r"(^|[_-])(wandb[_-]key|api[_-]?key|apikey|passw(or)?d|secret|secret[_-]\w+|credentials?|private[_-]key|access[_-]key\w*"
+    r"(^|[_-])(wandb[_-]key|api[_-]?keys?|apikeys?|passw(or)?d|secret|secret[_-]\w+|credentials?|private[_-]key|access[_-]key\w*"
     r"|(auth|access|admin|hf|bearer|session|refresh)[_-]token|authorization)$",
     re.IGNORECASE,
 )

@@ -155,6 +155,7 @@ def test_secrets_never_reach_a_trackers_configuration() -> None:
         wandb_key="s3cret",
         sglang_api_key="s3cret",
         router_admin_password="s3cret",
+        router_control_plane_api_keys=["id:name:admin:s3cret"],
         train_env_vars={"WANDB_API_KEY": "s3cret", "HF_TOKEN": "s3cret", "OMP_NUM_THREADS": 1},
         http_proxy="http://user:s3cret@proxy:3128",
         reward_key="score",

@@ -1,0 +1,33 @@
+"""`train.py` as a user runs it: a colocated GRPO run of the tiny model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.tiny_run import tiny_run
+from tests.support.train_cli import TrainCli
+
+RUN_TIMEOUT_S = 420
+
+
+def test_colocated_grpo_trains_and_reports(
+    ray_cluster: str, train_cli: TrainCli, tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    """Two rollouts: metrics under their public names, exact equalities at step 0, nothing left behind."""
+    flags = tiny_run(
+        tiny_model_dir, tmp_path, use_tensorboard=True, tb_project_name="e2e", check_weight_update_equal=True
+    )
+    env = {"TENSORBOARD_DIR": str(tmp_path / "tensorboard")}
+    result = train_cli.run(*flags, timeout=RUN_TIMEOUT_S, env=env).check()
+
+    assert result.series("train/ppo_kl")[0] == 0.0
+    assert result.series("train/kl_loss")[0] == 0.0
+    assert result.series("train/train_rollout_logprob_abs_diff")[0] < 5e-5
+    for name in ("train/loss", "train/grad_norm", "rollout/raw_reward", "perf/step_time", "perf/rollout_time"):
+        assert set(result.series(name)) == {0, 1}, name
+    assert all(value > 0 for value in result.series("train/grad_norm").values())
+    for rollout in (0, 1):
+        (line,) = [line for line in result.output.splitlines() if line.startswith(f"rollout {rollout} |")]
+        for label in ("reward", "loss", "kl", "grad norm", "tokens/s", "step"):
+            assert label in line, line
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 1
