@@ -10,12 +10,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron_tiny import init_layout, make_args, train_step
-from weight_scenarios import expect
+from weight_scenarios import EP2, PP2, PP2_VPP2, TP2, assert_same_weights, expect
 
 from slime.backends.megatron_utils.checkpoint import load_checkpoint, save_checkpoint
+from slime.backends.megatron_utils.families import ModelShape, family_of_checkpoint, read_hf_config
 from slime.backends.megatron_utils.hf_checkpoint_saver import save_hf_model_to_path
+from slime.backends.megatron_utils.megatron_to_hf.torch_dist import read_hf_tensors
 from slime.backends.megatron_utils.optimizer import initialize_model_and_optimizer, setup_model_and_optimizer
 from slime.backends.megatron_utils.update_weight.common import named_params_and_buffers
+from slime.backends.megatron_utils.update_weight.hf_weight_iterator import HfWeightIterator
 
 STEPS_PER_ROLLOUT = 2
 SAVED_ROLLOUT = 3
@@ -48,20 +51,20 @@ def resume(args: Any) -> list[list[float]]:
     return [*train_rollouts(args, tuple(state), iteration + 1, ROLLOUTS), draws]
 
 
-def check_exact_resume(context: dict[str, str], model: str, **layout: Any) -> None:
-    source, directory = Path(context["models"]) / model, save_dir(context, f"exact_{model}_{layout}")
-    expected = train_and_save(make_args(source, save=directory, **layout))
-    actual = resume(make_args(source, load=directory, **layout))
+def check_exact_resume(context: dict[str, str], model: str, flags: str = "") -> None:
+    source, directory = Path(context["models"]) / model, save_dir(context, f"exact_{model}_{flags}")
+    expected = train_and_save(make_args(source, save=directory, flags=flags))
+    actual = resume(make_args(source, load=directory, flags=flags))
     assert actual == expected, f"resumed {actual}\nuninterrupted {expected}"
     rates = [step[2] for step in expected[:-1]]
     assert len(set(rates)) == len(rates), "the learning rate should move, else this test sees nothing"
 
 
-def check_other_layout(context: dict[str, str], saved: dict[str, Any], loaded: dict[str, Any]) -> None:
+def check_other_layout(context: dict[str, str], saved: str, loaded: str) -> None:
     source, directory = Path(context["models"]) / "qwen3_tied", save_dir(context, f"other_{saved}_{loaded}")
     # as many samples per step under either layout
-    expected = train_and_save(make_args(source, save=directory, **saved))
-    actual = resume(make_args(source, load=directory, **loaded))
+    expected = train_and_save(make_args(source, save=directory, flags=saved))
+    actual = resume(make_args(source, load=directory, flags=loaded))
     for before, after in zip(expected[:-1], actual[:-1], strict=True):
         assert abs(before[0] - after[0]) < 1e-4 and before[2] == after[2], (
             f"resumed {actual}\nuninterrupted {expected}"
@@ -87,7 +90,7 @@ def scenario_resume_one_process(context: dict[str, str]) -> None:
 
 def scenario_resume_bf16(context: dict[str, str]) -> None:
     """float32 main weights come back too, not only their bf16 images."""
-    check_exact_resume(context, "qwen3", params_dtype="bfloat16", bf16=True, accumulate_allreduce_grads_in_fp32=True)
+    check_exact_resume(context, "qwen3", flags="--bf16")
 
 
 def scenario_resume_moe(context: dict[str, str]) -> None:
@@ -99,23 +102,46 @@ def scenario_resume_dp2(context: dict[str, str]) -> None:
 
 
 def scenario_resume_tp2(context: dict[str, str]) -> None:
-    check_exact_resume(context, "qwen3_tied", tp=2)
+    check_exact_resume(context, "qwen3_tied", flags=TP2)
 
 
 def scenario_resume_pp2_vpp2(context: dict[str, str]) -> None:
-    check_exact_resume(context, "qwen3_tied", pp=2, vpp=2)
+    check_exact_resume(context, "qwen3_tied", flags=PP2_VPP2)
 
 
 def scenario_resume_ep2(context: dict[str, str]) -> None:
-    check_exact_resume(context, "qwen3_moe", expert_model_parallel_size=2)
+    check_exact_resume(context, "qwen3_moe", flags=EP2)
 
 
 def scenario_tp2_to_pp2(context: dict[str, str]) -> None:
-    check_other_layout(context, {"tp": 2}, {"pp": 2})
+    check_other_layout(context, TP2, PP2)
 
 
 def scenario_pp2_to_tp2(context: dict[str, str]) -> None:
-    check_other_layout(context, {"pp": 2}, {"tp": 2})
+    check_other_layout(context, PP2, TP2)
+
+
+def check_stored_weights(context: dict[str, str], model: str, flags: str) -> None:
+    """What `megatron_to_hf.torch_dist` reads from a checkpoint is what the live model exports."""
+    source, directory = Path(context["models"]) / model, save_dir(context, f"stored_{model}")
+    args = make_args(source, save=directory, flags=flags)
+    init_layout(args)
+    *state, _ = initialize_model_and_optimizer(args)
+    train_rollouts(args, tuple(state), 0, 1)
+    path = save_checkpoint(args, 0, *state)
+    live = dict(named for chunk in HfWeightIterator(args, state[0]).chunks() for named in chunk)
+    shape = ModelShape.from_hf(read_hf_config(source))
+    chunks = list(read_hf_tensors(path, family_of_checkpoint(source), shape, max_bytes=50_000))
+    assert len(chunks) > 2
+    assert_same_weights(live, dict(named for chunk in chunks for named in chunk))
+
+
+def scenario_stored_tp2(context: dict[str, str]) -> None:
+    check_stored_weights(context, "qwen3_tied", TP2)
+
+
+def scenario_stored_ep2(context: dict[str, str]) -> None:
+    check_stored_weights(context, "qwen3_moe", EP2)
 
 
 def scenario_which_iteration(context: dict[str, str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,100 +12,29 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+# 10 rollouts of 8 samples in 2 steps each; 10 % of the cosine schedule is warm-up
+RUN_FLAGS = """
+    --debug-train-only --disable-rollout-global-dataset
+    --num-rollout 10 --rollout-batch-size 4 --n-samples-per-prompt 2 --global-batch-size 4
+    --lr 1e-2 --min-lr 1e-4 --lr-decay-style cosine --lr-warmup-fraction 0.1 --weight-decay 0.1 --adam-beta2 0.98
+    --make-vocab-size-divisible-by 128 --update-weight-buffer-size 40000 --distributed-timeout-minutes 1
+"""
+MOE_FLAGS = """
+    --num-experts 6 --moe-ffn-hidden-size 36 --moe-router-topk 2 --moe-router-load-balancing-type none
+    --moe-aux-loss-coeff 0 --moe-router-dtype fp32 --expert-tensor-parallel-size 1
+"""
 
-def make_args(hf_checkpoint: str | Path, *, tp: int = 1, pp: int = 1, vpp: int | None = None, **over: Any) -> Any:
-    """The parsed flags that building, loading and saving read, for the model in `hf_checkpoint`."""
-    hf = json.loads((Path(hf_checkpoint) / "config.json").read_text())
-    experts = hf.get("num_experts") or hf.get("num_local_experts")  # transformers 5 writes the second
-    padded = 128 * tp * -(-hf["vocab_size"] // (128 * tp))
-    values = {
-        "hf_checkpoint": str(hf_checkpoint),
-        "num_layers": hf["num_hidden_layers"],
-        "hidden_size": hf["hidden_size"],
-        "ffn_hidden_size": hf["intermediate_size"],
-        "num_attention_heads": hf["num_attention_heads"],
-        "num_query_groups": hf["num_key_value_heads"],
-        "group_query_attention": True,
-        "kv_channels": hf.get("head_dim") or hf["hidden_size"] // hf["num_attention_heads"],
-        "vocab_size": hf["vocab_size"],
-        "padded_vocab_size": padded,
-        "max_position_embeddings": hf["max_position_embeddings"],
-        "norm_epsilon": hf["rms_norm_eps"],
-        "normalization": "RMSNorm",
-        "swiglu": True,
-        "add_bias_linear": False,
-        "add_qkv_bias": hf["model_type"] == "qwen2",
-        "qk_layernorm": hf["model_type"].startswith("qwen3"),
-        "untie_embeddings_and_output_weights": not hf["tie_word_embeddings"],
-        "position_embedding_type": "rope",
-        "rotary_percent": 1.0,
-        "rotary_base": int(hf["rope_parameters"]["rope_theta"]),
-        "use_rope_scaling": False,
-        "rope_scaling_factor": 8.0,
-        "rotary_seq_len_interpolation_factor": None,
-        "hidden_dropout": 0.0,
-        "attention_dropout": 0.0,
-        "num_experts": experts,
-        "expert_model_parallel_size": 1,
-        "expert_tensor_parallel_size": 1 if experts else None,
-        "tensor_model_parallel_size": tp,
-        "pipeline_model_parallel_size": pp,
-        "virtual_pipeline_model_parallel_size": vpp,
-        "context_parallel_size": 1,
-        "sequence_parallel": False,
-        "params_dtype": "float32",
-        "bf16": False,
-        "fp16": False,
-        "seed": 1234,
-        "distributed_timeout_minutes": 1,
-        "enable_gloo_process_groups": True,
-        "custom_model_provider_path": None,
-        "spec": None,
-        "freeze_params_name_list": None,
-        "only_train_params_name_list": None,
-        "update_weight_buffer_size": 40_000,
-        "load": None,
-        "save": None,
-        "ckpt_step": None,
-        "finetune": False,
-        "no_load_optim": False,
-        "no_load_rng": False,
-        "no_save_optim": False,
-        "no_save_rng": False,
-        "num_rollout": 10,
-        "rollout_batch_size": 4,
-        "n_samples_per_prompt": 2,
-        "global_batch_size": 4,
-        "optimizer": "adam",
-        "lr": 1e-2,
-        "min_lr": 1e-4,
-        "lr_decay_style": "cosine",
-        "lr_decay_iters": None,
-        "lr_warmup_iters": 0,
-        "lr_warmup_fraction": 0.1,
-        "lr_warmup_init": 0.0,
-        "lr_wsd_decay_iters": None,
-        "lr_wsd_decay_style": "exponential",
-        "weight_decay": 0.1,
-        "start_weight_decay": None,
-        "end_weight_decay": None,
-        "weight_decay_incr_style": "constant",
-        "use_checkpoint_opt_param_scheduler": False,
-        "override_opt_param_scheduler": False,
-        "adam_beta1": 0.9,
-        "adam_beta2": 0.98,
-        "adam_eps": 1e-8,
-        "clip_grad": 1.0,
-    }
-    if experts:
-        values.update(
-            moe_ffn_hidden_size=hf["moe_intermediate_size"],
-            moe_router_topk=hf["num_experts_per_tok"],
-            moe_router_load_balancing_type="none",
-            moe_aux_loss_coeff=0.0,
-            moe_router_dtype="fp32",
-        )
-    return argparse.Namespace(**{**values, **over})
+
+def make_args(hf_checkpoint: str | Path, *, flags: str = "", **attributes: Any) -> argparse.Namespace:
+    """The parsed flags of a run on the model in `hf_checkpoint`; `attributes` are set afterwards, as they are."""
+    from slime.utils.arguments import parse_args
+
+    moe = MOE_FLAGS if Path(hf_checkpoint).name.endswith("_moe") else ""
+    devices = f"--actor-num-gpus-per-node {dist.get_world_size()}"
+    args = parse_args(argv=f"--hf-checkpoint {hf_checkpoint} {devices} {RUN_FLAGS} {moe} {flags}".split())
+    args.load, args.finetune, args.no_load_optim, args.no_load_rng = None, False, False, False
+    vars(args).update(attributes)
+    return args
 
 
 def init_layout(args: Any) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+import torch
 from gloo_workers import run_scenarios, start_workers
+from safetensors.torch import load_file
 from tiny_hf import make_model
 
 ONE_PROCESS = [
@@ -21,7 +25,16 @@ ONE_PROCESS = [
     "save_is_quick",
     "export_replaces",
 ]
-TWO_PROCESSES = ["resume_dp2", "resume_tp2", "resume_pp2_vpp2", "resume_ep2", "tp2_to_pp2", "pp2_to_tp2"]
+TWO_PROCESSES = [
+    "resume_dp2",
+    "resume_tp2",
+    "resume_pp2_vpp2",
+    "resume_ep2",
+    "tp2_to_pp2",
+    "pp2_to_tp2",
+    "stored_tp2",
+    "stored_ep2",
+]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +72,7 @@ def test_killed_save_leaves_the_checkpoint_before_it(context: dict[str, str], tm
     directory = tmp_path / "checkpoints"
     scene = {**context, "killed": str(directory)}
     (worker,) = start_workers("checkpoint_scenarios", ["save_until_killed"], 1, scene, tmp_path / "log")
-    staging = _wait_for_save_in_progress(directory, deadline=time.monotonic() + 60)
+    staging = _wait_for_save_in_progress(directory, worker)
     os.killpg(worker.pid, signal.SIGKILL)
     worker.wait()
     assert staging.is_dir(), "the kill came too late to interrupt the save"
@@ -68,9 +81,32 @@ def test_killed_save_leaves_the_checkpoint_before_it(context: dict[str, str], tm
     assert outcome["load_after_kill"] is None, outcome["load_after_kill"]
 
 
-def _wait_for_save_in_progress(directory: Path, deadline: float) -> Path:
+def test_conversion_tools(context: dict[str, str], tmp_path: Path) -> None:
+    """C8, C11: HF -> torch_dist (`release`) -> HF by the two command-line tools gives the same tensors back."""
+    source = Path(context["models"]) / "qwen3_tied"
+    _run_tool("convert_hf_to_torch_dist.py", "--hf-checkpoint", source, "--save", tmp_path / "megatron")
+    assert (tmp_path / "megatron" / "latest_checkpointed_iteration.txt").read_text() == "release"
+    _run_tool(
+        "convert_torch_dist_to_hf.py",
+        *("--input-dir", tmp_path / "megatron", "--output-dir", tmp_path / "hf", "--origin-hf-dir", source),
+    )
+    before, after = load_file(source / "model.safetensors"), load_file(tmp_path / "hf" / "model.safetensors")
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+def _run_tool(name: str, *arguments: object) -> None:
+    root = Path(__file__).parent.parent.parent
+    command = [sys.executable, str(root / "tools" / name), *map(str, arguments)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def _wait_for_save_in_progress(directory: Path, worker: subprocess.Popen[bytes]) -> Path:
     """The staging directory of a third or later save that has begun to write."""
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
+        assert worker.poll() is None, "the saving process ended by itself"
         if (directory / "iter_0000001").exists():
             started = [entry for entry in directory.glob(".iter_*.incomplete") if (entry / "common.pt").exists()]
             if started:

@@ -16,11 +16,16 @@ from slime.backends.megatron_utils.update_weight.common import named_params_and_
 from slime.backends.megatron_utils.update_weight.hf_weight_iterator import HfWeightIterator
 from slime.backends.megatron_utils.weights_backuper import WeightsBackuper
 
+TP2 = "--tensor-model-parallel-size 2"
+PP2 = "--pipeline-model-parallel-size 2"
+PP2_VPP2 = f"{PP2} --num-layers-per-virtual-pipeline-stage 1"
+EP2 = "--expert-model-parallel-size 2"
 
-def check_round_trip(context: dict[str, str], name: str, **layout: Any) -> None:
+
+def check_round_trip(context: dict[str, str], name: str, flags: str = "") -> None:
     """Logits equal transformers' and the export equals the source, bit for bit, for one model under one layout."""
     source = Path(context["models"]) / name
-    args = make_args(source, **layout)
+    args = make_args(source, flags=flags)
     init_layout(args)
     model, optimizer, _, iteration = initialize_model_and_optimizer(args)
     assert optimizer is not None and iteration == -1
@@ -30,7 +35,7 @@ def check_round_trip(context: dict[str, str], name: str, **layout: Any) -> None:
         assert (logits[..., args.vocab_size :] < -1e3).all(), "padded tokens take part in the softmax"
         difference = (logits[..., : args.vocab_size] - reference["logits"]).abs().max().item()
         assert difference < 1e-4, f"logits differ by {difference}"
-    target = Path(context["out"]) / f"{name}_{'_'.join(f'{k}{v}' for k, v in layout.items())}"
+    target = Path(context["out"]) / f"{name}{flags.replace(' ', '_')}_{dist.get_world_size()}"
     save_hf_model_to_path(args, target, model)
     assert_same_weights(read_all(source), read_all(target))
     assert (target / "tokenizer_config.json").read_bytes() == (source / "tokenizer_config.json").read_bytes()
@@ -69,19 +74,19 @@ def scenario_single_qwen3_moe(context: dict[str, str]) -> None:
 
 
 def scenario_tp2_qwen3_tied(context: dict[str, str]) -> None:
-    check_round_trip(context, "qwen3_tied", tp=2)
+    check_round_trip(context, "qwen3_tied", flags=TP2)
 
 
 def scenario_tp2_qwen2(context: dict[str, str]) -> None:
-    check_round_trip(context, "qwen2", tp=2)
+    check_round_trip(context, "qwen2", flags=TP2)
 
 
 def scenario_pp2_qwen3(context: dict[str, str]) -> None:
-    check_round_trip(context, "qwen3", pp=2)
+    check_round_trip(context, "qwen3", flags=PP2)
 
 
 def scenario_pp2_vpp2_qwen3_tied(context: dict[str, str]) -> None:
-    check_round_trip(context, "qwen3_tied", pp=2, vpp=2)
+    check_round_trip(context, "qwen3_tied", flags=PP2_VPP2)
 
 
 def scenario_dp2_llama(context: dict[str, str]) -> None:
@@ -89,13 +94,13 @@ def scenario_dp2_llama(context: dict[str, str]) -> None:
 
 
 def scenario_ep2_qwen3_moe(context: dict[str, str]) -> None:
-    check_round_trip(context, "qwen3_moe", expert_model_parallel_size=2)
+    check_round_trip(context, "qwen3_moe", flags=EP2)
 
 
 def scenario_sync_chunks(context: dict[str, str]) -> None:
     """Under TP2: every rank gets every tensor, buckets respect the limit, a backup's weights can be sent instead."""
     source = Path(context["models"]) / "qwen3"
-    args = make_args(source, tp=dist.get_world_size())
+    args = make_args(source, flags=TP2)
     init_layout(args)
     model, _, _, _ = initialize_model_and_optimizer(args)
     backuper = WeightsBackuper(lambda: named_params_and_buffers(args, model))

@@ -6,9 +6,8 @@ import argparse
 import json
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,71 +31,86 @@ def save_hf_model_to_path(args: argparse.Namespace, output_dir: str | Path, mode
     Raises:
         RuntimeError: rank 0 could not write; raised on every rank.
     """
-    target = Path(output_dir)
-    iterator = HfWeightIterator(args, model)
-    writer = _Writer(target, iterator.num_chunks) if dist.get_rank() == 0 else None
-    for chunk in iterator.chunks():
+    writer = _DeferredErrors(HfWriter(Path(output_dir), Path(args.hf_checkpoint))) if dist.get_rank() == 0 else None
+    for chunk in HfWeightIterator(args, model).chunks():
         if writer is not None:
-            writer.write(chunk)
+            writer.run(lambda target, chunk=chunk: target.write(chunk))
     if writer is not None:
-        writer.finish(Path(args.hf_checkpoint))
+        writer.run(HfWriter.finish)
     failure = [writer.failure if writer is not None else None]
     dist.broadcast_object_list(failure, src=0)
     if failure[0] is not None:
-        raise RuntimeError(f"the Hugging Face export to {target} failed: {failure[0]}")
-    logger.info("exported %s", target)
+        raise RuntimeError(f"the Hugging Face export to {output_dir} failed: {failure[0]}")
+    logger.info("exported %s", output_dir)
 
 
-class _Writer:
-    """Writes on rank 0. An error is kept until the end: the other ranks are still in collectives with this one."""
+class HfWriter:
+    """Writes a Hugging Face directory, one safetensors file per chunk; it takes its name in `finish`.
 
-    def __init__(self, target: Path, num_files: int) -> None:
+    Args:
+        target: the directory to write.
+        hf_checkpoint: the directory that gives the config and the tokenizer.
+    """
+
+    def __init__(self, target: Path, hf_checkpoint: Path) -> None:
         self._target = target
-        self._num_files = num_files
-        self._file_of: dict[str, str] = {}
-        self._files = 0
+        self._hf_checkpoint = hf_checkpoint
+        self._staging: Path | None = None
+        self._files: list[list[str]] = []  # tensor names by file
         self._bytes = 0
         self._dtype: torch.dtype | None = None
-        self.failure: str | None = None
-        self._guard(lambda: atomic_directory.start_staging(target))
 
     def write(self, chunk: NamedTensors) -> None:
-        self._guard(lambda: self._write(chunk))
-
-    def finish(self, hf_checkpoint: Path) -> None:
-        self._guard(lambda: self._finish(hf_checkpoint))
-
-    def _guard(self, job: Any) -> None:
-        if self.failure is not None:
-            return
-        try:
-            job()
-        except Exception as error:
-            self.failure = f"{type(error).__name__}: {error}"
-
-    def _write(self, chunk: NamedTensors) -> None:
+        """The next file."""
         from safetensors.torch import save_file
 
-        self._files += 1
-        name = SINGLE_FILE if self._num_files == 1 else f"model-{self._files:05d}-of-{self._num_files:05d}.safetensors"
-        # clones: tensors may be views of one another's storage, which safetensors refuses
-        tensors = {key: tensor.detach().to("cpu", copy=True) for key, tensor in chunk}
-        save_file(tensors, atomic_directory.staging_path(self._target) / name, metadata={"format": "pt"})
-        self._file_of.update(dict.fromkeys(tensors, name))
+        if self._staging is None:
+            self._staging = atomic_directory.start_staging(self._target)
+        # copies: tensors may be views of one another's storage, which safetensors refuses
+        tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in chunk}
+        save_file(tensors, self._staging / str(len(self._files)), metadata={"format": "pt"})
+        self._files.append(list(tensors))
         self._bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         self._dtype = next(iter(tensors.values())).dtype
 
-    def _finish(self, hf_checkpoint: Path) -> None:
-        staging = atomic_directory.staging_path(self._target)
-        copy_assets(hf_checkpoint, staging)
-        config = read_hf_config(hf_checkpoint)
-        dtype_key = "torch_dtype" if "torch_dtype" in config else "dtype"
-        config[dtype_key] = str(self._dtype).removeprefix("torch.")
-        (staging / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        if self._num_files > 1:
-            index = {"metadata": {"total_size": self._bytes}, "weight_map": dict(sorted(self._file_of.items()))}
-            (staging / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+    def finish(self) -> None:
+        """Name the files, add index, config and tokenizer, and publish the directory."""
+        if self._staging is None:
+            raise ValueError(f"there are no weights to write to {self._target}")
+        names = self._file_names()
+        for number, name in enumerate(names):
+            (self._staging / str(number)).rename(self._staging / name)
+        if len(names) > 1:
+            weight_map = {key: name for keys, name in zip(self._files, names, strict=True) for key in keys}
+            index = {"metadata": {"total_size": self._bytes}, "weight_map": dict(sorted(weight_map.items()))}
+            (self._staging / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+        copy_assets(self._hf_checkpoint, self._staging)
+        config = read_hf_config(self._hf_checkpoint)
+        config["torch_dtype" if "torch_dtype" in config else "dtype"] = str(self._dtype).removeprefix("torch.")
+        (self._staging / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         atomic_directory.publish_directory(self._target)
+
+    def _file_names(self) -> list[str]:
+        count = len(self._files)
+        if count == 1:
+            return [SINGLE_FILE]
+        return [f"model-{number + 1:05d}-of-{count:05d}.safetensors" for number in range(count)]
+
+
+class _DeferredErrors:
+    """Keeps the first error until the end: the other ranks are still in collectives with this one."""
+
+    def __init__(self, target: HfWriter) -> None:
+        self._target = target
+        self.failure: str | None = None
+
+    def run(self, job: Callable[[HfWriter], None]) -> None:
+        if self.failure is not None:
+            return
+        try:
+            job(self._target)
+        except Exception as error:
+            self.failure = f"{type(error).__name__}: {error}"
 
 
 def copy_assets(source: Path, target: Path) -> None:

@@ -43,6 +43,20 @@ class ModelShape:
             tied_embeddings=tied_embeddings,
         )
 
+    @classmethod
+    def from_hf(cls, hf_config: dict[str, Any]) -> ModelShape:
+        """The same from the content of a `config.json`."""
+        heads = hf_config["num_attention_heads"]
+        return cls(
+            num_layers=hf_config["num_hidden_layers"],
+            num_attention_heads=heads,
+            num_query_groups=hf_config.get("num_key_value_heads") or heads,
+            head_dim=hf_config.get("head_dim") or hf_config["hidden_size"] // heads,
+            vocab_size=hf_config["vocab_size"],
+            num_experts=hf_config.get("num_experts") or hf_config.get("num_local_experts") or 0,
+            tied_embeddings=hf_config.get("tie_word_embeddings", False),
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
