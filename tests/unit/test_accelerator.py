@@ -132,6 +132,7 @@ def test_trainers_on_one_node_share_its_cores(monkeypatch):
     assert cpu.trainer_env(Namespace(actor_num_gpus_per_node=16))["OMP_NUM_THREADS"] == "1"
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert cpu.trainer_env(Namespace(actor_num_gpus_per_node=2))["OMP_NUM_THREADS"] == "3"
+    assert cpu.trainer_env(Namespace(actor_num_gpus_per_node=2))["OMP_WAIT_POLICY"] == "PASSIVE"
 
 
 def test_deterministic_trainers_get_deterministic_libraries():
