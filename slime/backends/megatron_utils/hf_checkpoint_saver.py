@@ -8,6 +8,7 @@ import logging
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,7 +35,7 @@ def save_hf_model_to_path(args: argparse.Namespace, output_dir: str | Path, mode
     writer = _DeferredErrors(HfWriter(Path(output_dir), Path(args.hf_checkpoint))) if dist.get_rank() == 0 else None
     for chunk in HfWeightIterator(args, model).chunks():
         if writer is not None:
-            writer.run(lambda target, chunk=chunk: target.write(chunk))
+            writer.run(HfWriter.write, chunk)
     if writer is not None:
         writer.run(HfWriter.finish)
     failure = [writer.failure if writer is not None else None]
@@ -104,11 +105,11 @@ class _DeferredErrors:
         self._target = target
         self.failure: str | None = None
 
-    def run(self, job: Callable[[HfWriter], None]) -> None:
+    def run(self, method: Callable[..., None], *arguments: Any) -> None:
         if self.failure is not None:
             return
         try:
-            job(self._target)
+            method(self._target, *arguments)
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
 

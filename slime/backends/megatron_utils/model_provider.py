@@ -99,7 +99,7 @@ def mask_padded_vocabulary(model: torch.nn.Module, vocab_size: int) -> None:
     Without it a padded row's logit (0 for a zero row) adds to the normaliser, and log-probs differ from the engine's.
     """
     output_layer = getattr(model, "output_layer", None)
-    if output_layer is None or model.vocab_size == vocab_size:
+    if output_layer is None or getattr(model, "vocab_size", vocab_size) == vocab_size:
         return
     from megatron.core import parallel_state
 

@@ -70,7 +70,7 @@ def _check_all_used(family: Family, shape: ModelShape, reader: SafetensorReader,
     """Weights that nobody loads mean that the model is not the one in the directory: an error, not a drop."""
     used_by_rank: list[set[str]] = [set() for _ in range(dist.get_world_size())]
     dist.all_gather_object(used_by_rank, used)
-    leftover = reader.names - set().union(*used_by_rank)
+    leftover = set(reader.names).difference(*used_by_rank)
     if shape.tied_embeddings:
         leftover -= set(family.bind(OUTPUT_LAYER).hf_names)
     leftover = {name for name in leftover if not family.is_unused(name)}
