@@ -7,7 +7,9 @@ torch_memory_saver, MindSpeed and Ray's runtime context.
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
+import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 import torch
 
 from slime.utils import accelerator
+from slime.utils.accelerator import cuda as cuda_module
 from slime.utils.accelerator.cpu import CpuAccelerator
 from slime.utils.accelerator.cuda import CudaAccelerator
 from slime.utils.accelerator.npu import NpuAccelerator
@@ -57,6 +60,15 @@ def test_the_best_available_one_is_chosen(monkeypatch):
     accelerator.set_current(None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert accelerator.current().name == "cuda"
+
+
+def test_choosing_does_not_load_torch_where_there_is_no_gpu():
+    if any(map(os.path.exists, cuda_module._DEVICE_FILES)):
+        pytest.skip("this machine has a GPU")
+    code = "import sys; from slime.utils import accelerator; print(accelerator.current().name, 'torch' in sys.modules)"
+    env = {**os.environ, "SLIME_ACCELERATOR": "auto"}
+    output = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
+    assert output.split() == ["cpu", "False"]
 
 
 def test_a_registered_kind_comes_first(monkeypatch):

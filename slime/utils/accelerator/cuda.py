@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,9 @@ from slime.utils.accelerator.torch_device import TorchDeviceAccelerator
 
 if TYPE_CHECKING:
     from slime.utils.accelerator.memory_saver import MemorySaver
+
+
+_DEVICE_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # NVIDIA, AMD, Windows' Linux subsystem
 
 
 class CudaAccelerator(TorchDeviceAccelerator):
@@ -24,6 +28,9 @@ class CudaAccelerator(TorchDeviceAccelerator):
     default_dtype = "bfloat16"
 
     def is_available(self) -> bool:
+        # The driver asks this before anything needs torch, whose import takes a second.
+        if "torch" not in sys.modules and sys.platform == "linux" and not any(map(os.path.exists, _DEVICE_FILES)):
+            return False
         import torch
 
         return torch.cuda.is_available()

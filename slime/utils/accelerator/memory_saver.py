@@ -9,7 +9,10 @@ from typing import Any
 
 
 class MemorySaver(abc.ABC):
-    """Between `pause` and `resume` the tensors keep their identity but must not be read or written."""
+    """Between `pause` and `resume` the tensors keep their identity but must not be read or written.
+
+    A device may answer an access with an illegal-address error, the CPU ends the process by a signal.
+    """
 
     @contextlib.contextmanager
     def region(self, tag: str = "default") -> Iterator[None]:

@@ -38,7 +38,7 @@ class CpuFusedAdam(torch.optim.Optimizer):
         self._kernel = torch._fused_adamw_ if adam_w_mode else torch._fused_adam_
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> None:
         """Apply one update to every parameter that has a gradient."""
         if closure is not None:
             raise ValueError("CpuFusedAdam takes no closure")

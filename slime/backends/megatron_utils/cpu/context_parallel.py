@@ -25,7 +25,7 @@ class GatherChunks(torch.autograd.Function):
         return gathered.unflatten(0, (group.size(), local.size(0)))
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         grad = grad.flatten(0, 1).contiguous()
         local = grad.new_empty((grad.size(0) // ctx.group.size(), *grad.shape[1:]))
         dist.reduce_scatter_tensor(local, grad, group=ctx.group)

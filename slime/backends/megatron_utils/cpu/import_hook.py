@@ -62,9 +62,9 @@ class RewritingLoader(importlib.machinery.SourceFileLoader):
         super().__init__(fullname, path)
         self._cache = cache
 
-    def source_to_code(self, data: Any, path: Any, *, _optimize: int = -1) -> CodeType:
+    def source_to_code(self, data: Any, path: Any, *, _optimize: int = -1) -> CodeType:  # type: ignore[override]
         source = source_rules.rewrite(importlib.util.decode_source(data), self.name)
-        return super().source_to_code(source.encode(), path, _optimize=_optimize)  # type: ignore[call-arg]
+        return super().source_to_code(source.encode(), path, _optimize=_optimize)
 
     def get_data(self, path: str) -> bytes:
         return super().get_data(self._cached(path))

@@ -22,7 +22,7 @@ class CpuRMSNorm(torch.nn.Module):
         initial = torch.zeros if self.zero_centered else torch.ones
         self.weight = torch.nn.Parameter(initial(hidden_size, dtype=config.params_dtype))
         # Megatron sums such gradients over the tensor-parallel group: each rank saw its part of the sequence.
-        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        self.weight.sequence_parallel = config.sequence_parallel
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight = 1 + self.weight if self.zero_centered else self.weight

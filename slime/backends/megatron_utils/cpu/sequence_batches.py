@@ -25,7 +25,10 @@ class SequenceBatch:
 
     def take(self, packed: torch.Tensor) -> torch.Tensor:
         """[tokens, ...] → [count, length, ...]; a view when `rows` is a slice."""
-        picked = packed[self.rows] if isinstance(self.rows, slice) else packed.index_select(0, self.rows)
+        if isinstance(self.rows, slice):
+            picked = packed[self.rows]
+        else:
+            picked = packed.index_select(0, self.rows.to(packed.device))
         return picked.unflatten(0, (self.count, self.length))
 
 
@@ -43,7 +46,7 @@ class BatchPlan:
         """Outputs [count, length, ...] of each batch → [tokens, ...] in the pack's order, filling dropped."""
         flat = [output.flatten(0, 1) for output in outputs]
         joined = flat[0] if len(flat) == 1 else torch.cat(flat)
-        return joined if self.order is None else joined.index_select(0, self.order)
+        return joined if self.order is None else joined.index_select(0, self.order.to(joined.device))
 
 
 @functools.lru_cache(maxsize=64)  # every layer of a micro-batch asks for the same plan
