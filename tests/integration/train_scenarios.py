@@ -1,6 +1,6 @@
 """Scenarios of `test_training_layouts`: the same rollout trained under many layouts; see `gloo_workers`.
 
-One process writes the reference (log-probs, metrics, gradients); every layout must give the same.
+One process writes the reference (log-probs, metrics, gradient norms); every layout must give the same.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def perturb(model: Sequence[Any], scale: float) -> None:
 
 
 def run_rollout(args: Namespace) -> dict[str, Any]:
-    """Reference and own log-probs, advantages, then the gradients and metrics of each step without updating."""
+    """Reference and own log-probs, advantages, then the gradient norm and metrics of each step without updating."""
     from megatron.core import parallel_state as mpu
 
     from slime.backends.megatron_utils.data import get_data_iterator
