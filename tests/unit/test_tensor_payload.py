@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ import torch
 from slime.backends.megatron_utils.update_weight.from_tensor import engine_ranks
 from slime.backends.megatron_utils.update_weight.tensor_payload import flatten
 
+_REPOSITORY = Path(__file__).parents[2]
 # Sends as a trainer would, from a process of its own: torch's shared-memory manager lives as long as the sender.
 _SEND = """
 import base64, json, pickletools, subprocess, sys, torch
+from slime.backends.megatron_utils.update_weight import tensor_payload
 from tests.unit.test_tensor_payload import tensors
 strategy = torch.multiprocessing.get_sharing_strategy()
 if sys.argv[1] == "by value":
@@ -58,9 +61,9 @@ def test_an_empty_bucket_is_refused() -> None:
 
 @pytest.mark.parametrize("how", ["shared", "by value"])
 def test_another_process_reads_it(how: str) -> None:
-    sender = subprocess.run(
-        [sys.executable, "-c", _SEND, how, _RECEIVE], capture_output=True, text=True, timeout=120, check=True
-    )
+    command = [sys.executable, "-c", _SEND, how, _RECEIVE]
+    sender = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=_REPOSITORY)
+    assert sender.returncode == 0, sender.stderr
     answer = json.loads(sender.stdout.splitlines()[-1])
     assert answer["read"] == [
         "bf16 torch.bfloat16 (3,) 3.0",
