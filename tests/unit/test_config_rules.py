@@ -184,7 +184,7 @@ def test_modes(base: BaseConfig) -> None:
     args = base.parse("--debug-train-only", without=("--colocate", "--rollout-max-response-len"))
     assert (args.rollout_num_gpus, args.offload_train, args.offload_rollout) == (0, False, False)
     args = base.parse("--debug-rollout-only", "--rollout-num-gpus", "2", without=("--colocate",))
-    assert (args.rollout_num_gpus, args.offload_rollout) == (2, False)
+    assert (args.rollout_num_gpus, args.offload_rollout, args.vocab_size) == (2, False, 300)
 
 
 def test_load_debug_rollout_data_implies_train_only(base: BaseConfig) -> None:
@@ -251,6 +251,16 @@ def test_hand_made_namespace(base: BaseConfig) -> None:
         slime_validate_args(argparse.Namespace(**{**vars(args), "rollout_temperature": 0.0}))
     with pytest.raises(ValueError, match="is needed"):
         slime_validate_args(argparse.Namespace())
+
+
+def test_broken_model_config(base: BaseConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    (base.model / "config.json").write_text("{")
+    assert "config.json is not JSON" in refused(base, capsys)
+
+
+def test_device_decides_the_backend(base: BaseConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    text = refused(base, capsys, "--distributed-backend", "nccl")
+    assert "--distributed-backend nccl contradicts the device (cpu), which needs 'gloo'" in text
 
 
 def test_roles(base: BaseConfig) -> None:

@@ -120,4 +120,4 @@ def in_group(group: str, flags: Sequence[Flag]) -> list[Flag]:
 
 def _type_name(parser: Parser | type) -> str:
     names = {int: "an integer", float: "a number", json_value: "JSON", positive_int: "an integer above 0"}
-    return names.get(parser, f"a value for {getattr(parser, '__name__', parser)}")  # type: ignore[call-overload]
+    return names.get(parser, f"a value for {getattr(parser, '__name__', parser)}")

@@ -76,7 +76,7 @@ def _heads(text: dict[str, Any]) -> dict[str, Any]:
         return {}
     facts: dict[str, Any] = {"group_query_attention": text.get("num_key_value_heads", heads) != heads}
     size = text.get("head_dim")
-    if size is None and "hidden_size" in text:
+    if size is None and text.get("model_type") in _PLAIN_DECODERS:
         size = text["hidden_size"] // heads
     if size is not None:
         facts["kv_channels"] = size

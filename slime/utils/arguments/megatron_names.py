@@ -91,6 +91,7 @@ DEFAULT_OF_ATTRIBUTE: dict[str, Any] = {
     "apply_rope_fusion": True,
     "bias_dropout_fusion": True,
     "check_for_nan_in_loss_and_grad": True,
+    "cuda_graph_scope": None,  # the whole layer, which the config's own default spells in a deprecated way
     "gradient_accumulation_fusion": True,
     "masked_softmax_fusion": True,
     "min_lr": 0.0,

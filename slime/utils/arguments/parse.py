@@ -11,7 +11,7 @@ from slime.utils.arguments.command_line import parse_command_line
 from slime.utils.arguments.errors import ConfigError
 from slime.utils.arguments.help_text import help_text
 from slime.utils.arguments.hooks import check_hooks
-from slime.utils.arguments.pipeline import ENGINE_RULES, MEGATRON_RULES, RUN_RULES, SLIME_RULES, Rule, apply_rules
+from slime.utils.arguments.pipeline import SLIME_RULES, apply_rules, rules_for
 from slime.utils.arguments.rules.context import Context
 from slime.utils.arguments.settings import Settings
 from slime.utils.arguments.table import AddCustomArguments, FlagTable, flag_table
@@ -76,12 +76,7 @@ def exit_with(error: ConfigError) -> NoReturn:
 
 def _resolve_and_check(args: argparse.Namespace, table: FlagTable) -> None:
     context = Context(args, args.set_by_user, table)
-    rules: tuple[Rule, ...] = SLIME_RULES
-    if args.debug_rollout_only:
-        rules += (*ENGINE_RULES, *RUN_RULES)
-    else:
-        rules += (*MEGATRON_RULES, *ENGINE_RULES, *RUN_RULES)
-    for rule in rules:
+    for rule in rules_for(args):
         rule(context)
     check_hooks(context)
     context.problems.raise_if_any()

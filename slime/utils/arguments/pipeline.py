@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable
 
 from slime.utils.arguments.rules import (
@@ -42,8 +43,7 @@ SLIME_RULES: tuple[Rule, ...] = (
     evaluation.check_evaluation,
 )
 
-MEGATRON_RULES: tuple[Rule, ...] = (
-    precision.resolve_precision,
+TRAINER_RULES: tuple[Rule, ...] = (
     architecture.resolve_architecture,
     parallel.resolve_parallel,
     parallel.check_parallel,
@@ -51,9 +51,20 @@ MEGATRON_RULES: tuple[Rule, ...] = (
     precision.report_device_limits,
 )
 
-ENGINE_RULES: tuple[Rule, ...] = (engine.resolve_engine, engine.check_engine)
+ENGINE_RULES: tuple[Rule, ...] = (
+    architecture.resolve_engine_vocabulary,
+    engine.resolve_engine,
+    engine.check_engine,
+)
 
-RUN_RULES: tuple[Rule, ...] = (run.resolve_run,)
+RUN_RULES: tuple[Rule, ...] = (precision.resolve_precision, run.resolve_run)
+
+
+def rules_for(args: Namespace) -> tuple[Rule, ...]:
+    """The rules for the parts that the run has."""
+    trainer = () if args.debug_rollout_only else TRAINER_RULES
+    engines = () if args.debug_train_only or args.load_debug_rollout_data else ENGINE_RULES
+    return (*SLIME_RULES, *RUN_RULES, *trainer, *engines)
 
 
 def apply_rules(context: Context, rules: tuple[Rule, ...]) -> None:

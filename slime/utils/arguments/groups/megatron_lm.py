@@ -36,7 +36,7 @@ _ARCHITECTURE = in_group(
 _TRAINING = in_group(
     "Megatron: training",
     [
-        flag("--seed", int, 1234, "the trainer's seed; engines use it plus their rank"),
+        flag("--seed", positive_int, 1234, "the trainer's seed; engines use it plus their rank"),
         off_switch("--no-bias-swiglu-fusion", "bias_swiglu_fusion", "don't fuse bias and SwiGLU"),
         off_switch("--no-bias-gelu-fusion", "bias_gelu_fusion", "don't fuse bias and GELU"),
         switch("--recompute-activations", "short for --recompute-granularity selective"),

@@ -28,7 +28,6 @@ def check_algorithm(context: Context) -> None:
     context.exclusive("kl_coef", "kl_loss_coef")
     context.exclusive("use_rollout_logprobs", "use_tis")
     context.exclusive("only_train_params_name_list", "freeze_params_name_list")
-    context.needs("get_mismatch_metrics", "custom_tis_function_path")
     context.needs("enable_mtp_training", "mtp_num_layers")
     context.needs("kl_loss_coef", "use_kl_loss")
     if args.advantage_estimator.startswith("reinforce_plus_plus"):

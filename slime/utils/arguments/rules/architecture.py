@@ -33,6 +33,13 @@ def resolve_architecture(context: Context) -> None:
     _resolve_vocabulary(context)
 
 
+def resolve_engine_vocabulary(context: Context) -> None:
+    """Engines without a trainer need the vocabulary size alone: token ids are checked against it."""
+    args = context.args
+    if args.vocab_size is None and is_hf_checkpoint(args.hf_checkpoint):
+        args.vocab_size = config_from_hf(read_hf_config(args.hf_checkpoint)).get("vocab_size")
+
+
 def apply_facts(context: Context, facts: dict[str, Any], source: str) -> None:
     """Compare the facts with what was given, and fill in the rest; every difference is one problem."""
     for dest, value in facts.items():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
+from slime.utils.arguments.errors import ConfigError
 from slime.utils.arguments.rules.context import Context
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -19,9 +21,20 @@ def is_hf_checkpoint(path: str | None) -> bool:
     return path is not None and (Path(path) / "config.json").is_file()
 
 
-def read_hf_config(path: str) -> dict:
-    """The config.json of a Hugging Face folder."""
-    return json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
+def read_hf_config(path: str) -> dict[str, Any]:
+    """The config.json of a Hugging Face folder.
+
+    Raises:
+        ConfigError: it isn't JSON, or not an object.
+    """
+    file = Path(path) / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{file} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{file} must hold an object, not a {type(config).__name__}")
+    return config
 
 
 def resolve_loading(context: Context) -> None:

@@ -20,7 +20,7 @@ def resolve_precision(context: Context) -> None:
     if args.bf16:
         # summing bfloat16 gradients in bfloat16 loses small ones
         context.fill("accumulate_allreduce_grads_in_fp32", True)
-    context.fill_none("distributed_backend", current().collective_backend)
+    context.force("distributed_backend", current().collective_backend, f"the device ({current().name})")
 
 
 def report_device_limits(context: Context) -> None:
