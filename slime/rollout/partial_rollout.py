@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from slime.observability.trace_utils import trace_next_attempt
 from slime.utils.types import Sample
 
 RETRIES_KEY = "abort_retries"
@@ -64,5 +65,6 @@ def prepare_retry(group: list[Sample], keep_tokens: bool) -> None:
                 f"{sample.name()}: its group was aborted {retries} times; is something stopping engines?"
             )
         sample.metadata[RETRIES_KEY] = retries
+        trace_next_attempt(sample)
         if is_unfinished(sample) and not keep_tokens:
             reset_sample(sample)

@@ -12,6 +12,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
+from slime.observability.trace_utils import build_sglang_meta_trace_attrs, trace_span
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, SampleGroup
 from slime.rollout.engine_abort import drain
 from slime.rollout.engine_request import (
@@ -39,6 +40,7 @@ from slime.rollout.rm_hub import async_rm, batched_async_rm
 from slime.rollout.sample_checks import check_reward, generate_hook
 from slime.rollout.sample_hooks import apply_rollout_sample_hooks, set_current_rollout_id
 from slime.utils.async_utils import run
+from slime.utils.eval_config import resolve_eval_datasets
 from slime.utils.http_utils import post
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
@@ -93,7 +95,9 @@ async def generate(args: Namespace, sample: Sample, sampling_params: dict[str, A
         return sample
     payload = build_payload(args, sample, {**sampling_params, "max_new_tokens": budget})
     url = router_url((args.sglang_router_ip, args.sglang_router_port), "/generate")
-    output = await post(url, payload, headers=request_headers(args, sample))
+    with trace_span(sample, "sglang_generate") as span:
+        output = await post(url, payload, headers=request_headers(args, sample))
+        span.update(build_sglang_meta_trace_attrs(output["meta_info"]))
     tokens, log_probs = read_output(args, sample, output)
     sample.append_response_tokens(
         args, tokens=tokens, log_probs=log_probs, meta_info=output["meta_info"], text=output.get("text", "")
@@ -150,11 +154,14 @@ async def _score(args: Namespace, sample: Sample | list[Sample], evaluation: boo
     key = args.eval_reward_key if evaluation else args.reward_key
     if isinstance(sample, Sample):
         if sample.reward is None:
-            sample.reward = check_reward(args, sample, await async_rm(args, sample, evaluation=evaluation), key)
+            with trace_span(sample, "reward_model"):
+                reward = await async_rm(args, sample, evaluation=evaluation)
+            sample.reward = check_reward(args, sample, reward, key)
         return
     unscored = [item for item in sample if item.reward is None]
     if unscored:
-        rewards = await batched_async_rm(args, unscored, evaluation=evaluation)
+        with trace_span(unscored, "group_reward_model"):
+            rewards = await batched_async_rm(args, unscored, evaluation=evaluation)
         for item, reward in zip(unscored, rewards, strict=True):
             item.reward = check_reward(args, item, reward, key)
 
@@ -280,12 +287,12 @@ def first_index(group: Any) -> int:
 
 
 async def eval_rollout(args: Namespace, rollout_id: int) -> tuple[RolloutFnEvalOutput, list[Any]]:
-    """Evaluate on all of `args.eval_datasets` at once."""
+    """Evaluate on all data sets of --eval-config or --eval-prompt-data at once."""
     if args.group_rm:
         raise ValueError("the default evaluation scores one by one; with --group-rm set --eval-function-path")
     set_current_rollout_id(rollout_id)
-    configs = args.eval_datasets or []
-    results = await asyncio.gather(*(eval_rollout_single_dataset(args, rollout_id, config) for config in configs))
+    datasets = resolve_eval_datasets(args)
+    results = await asyncio.gather(*(eval_rollout_single_dataset(args, rollout_id, config) for config in datasets))
     data: dict[str, dict[str, Any]] = {}
     for result in results:
         data.update(result)

@@ -16,6 +16,8 @@ __all__ = ["Dataset", "filter_long_prompt", "get_source", "process_rollout_data"
 
 logger = logging.getLogger(__name__)
 
+DEFAULT_TOOL_KEY = "tools"
+
 
 class Dataset:
     """The prompts of a file as samples, in file order or shuffled per epoch.
@@ -59,11 +61,14 @@ class Dataset:
         self.apply_chat_template_kwargs = apply_chat_template_kwargs or {}
         self.seed, self.epoch_id = seed, -1
 
-        samples, keys = [], set()
+        samples, keys, without_prompt = [], set(), None
         for where, row in iter_rows(path):
             keys.update(row)
-            samples.append(self._to_sample(where, row))
-        self._check_keys(path, keys, samples)
+            if row.get(prompt_key) is None:
+                without_prompt = without_prompt or where  # an error, but clearer once all keys are known
+            else:
+                samples.append(self._to_sample(where, row))
+        self._check_keys(path, keys, without_prompt)
         self.origin_samples = filter_long_prompt(samples, tokenizer, processor, max_length)
         if not self.origin_samples:
             raise ValueError(f"{path}: every prompt is longer than {max_length} tokens")
@@ -84,22 +89,21 @@ class Dataset:
     def __getitem__(self, index: int | slice) -> Any:
         return self.samples[index]
 
-    def _check_keys(self, path: str, keys: set[str], samples: list[Sample | None]) -> None:
-        if not samples:
+    def _check_keys(self, path: str, keys: set[str], without_prompt: str | None) -> None:
+        if not keys:
             raise ValueError(f"{path}: no rows")
-        wanted = {"prompt": self.prompt_key, "label": self.label_key, "tool": self.tool_key}
+        wanted = {"prompt": self.prompt_key, "label": self.label_key}
+        if self.tool_key != DEFAULT_TOOL_KEY:  # the flag's default names a column that most data do not have
+            wanted["tool"] = self.tool_key
         wanted |= {f"{kind} items": key for kind, key in self.multimodal_keys.items()}
         for role, key in wanted.items():
             if key is not None and key not in keys:
                 raise ValueError(f"{path}: no row has the {role} key {key!r}; the keys there are {sorted(keys)}")
-        for number, sample in enumerate(samples):
-            if sample is None:
-                raise ValueError(f"{path}: row {number} has no prompt under {self.prompt_key!r}")
+        if without_prompt is not None:
+            raise ValueError(f"{without_prompt} has no prompt under {self.prompt_key!r}")
 
-    def _to_sample(self, where: str, row: dict[str, Any]) -> Sample | None:
-        prompt = row.get(self.prompt_key)
-        if prompt is None:
-            return None  # an error, but one that is clearer once all keys are known
+    def _to_sample(self, where: str, row: dict[str, Any]) -> Sample:
+        prompt = row[self.prompt_key]
         metadata = _read_metadata(where, row.get(self.metadata_key))
         tools = _read_tools(where, row.get(self.tool_key)) if self.tool_key else None
         if tools:

@@ -112,6 +112,41 @@ def _entry(name: Any, entry: Any) -> Mapping[str, Any]:
     return entry
 
 
+def resolve_eval_datasets(args: Any) -> list[EvalDatasetConfig]:
+    """The data sets of `args.eval_datasets` where it is set, else of --eval-config (YAML), else --eval-prompt-data.
+
+    Raises:
+        ValueError: see `build_eval_dataset_configs`.
+    """
+    if getattr(args, "eval_datasets", None) is not None:
+        return args.eval_datasets
+    if getattr(args, "eval_config", None):
+        config = read_eval_yaml(args.eval_config)
+        return build_eval_dataset_configs(args, ensure_dataset_list(config["datasets"]), config["defaults"])
+    values = getattr(args, "eval_prompt_data", None) or []
+    names = ["aime", *values] if len(values) == 1 else values
+    pairs = zip(names[::2], names[1::2], strict=True)
+    return build_eval_dataset_configs(args, [{"name": name, "path": path} for name, path in pairs], {})
+
+
+def read_eval_yaml(path: str) -> dict[str, Any]:
+    """{"datasets", "defaults"} of an eval YAML; its root key `eval` is optional.
+
+    Raises:
+        ValueError: another key, or no mapping; names the file.
+    """
+    import yaml
+
+    with open(path, encoding="utf-8") as file:
+        content = yaml.safe_load(file) or {}
+    if isinstance(content, Mapping) and set(content) == {"eval"}:
+        content = content["eval"] or {}
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{path}: expected a mapping with datasets and defaults")
+    _check_keys(path, content, ("datasets", "defaults"))
+    return {"datasets": content.get("datasets"), "defaults": content.get("defaults") or {}}
+
+
 def build_eval_dataset_configs(
     args: Any, raw_config: Iterable[dict[str, Any]], defaults: dict[str, Any]
 ) -> list[EvalDatasetConfig]:

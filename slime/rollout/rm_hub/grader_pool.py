@@ -155,7 +155,14 @@ class GraderPool:
 
 @cache
 def grader_pool() -> GraderPool:
-    """The process's pool; it ends with the process."""
+    """The process's pool; it ends with the process, or with `close_grader_pool`."""
     pool = GraderPool(max(1, min(MAX_WORKERS, os.cpu_count() or 1)))
     atexit.register(pool.close)
     return pool
+
+
+def close_grader_pool() -> None:
+    """End the process's graders now; the next grading starts new ones."""
+    if grader_pool.cache_info().currsize:
+        grader_pool().close()
+        grader_pool.cache_clear()
