@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import textwrap
 from collections.abc import Iterable
 from itertools import groupby
@@ -13,6 +15,14 @@ usage: python train.py [--flag value ...]
 
 Names are never abbreviated. A flag given twice takes its last value. The command line wins over YAML files (--config),
 those over the model's config.json, that over the defaults shown here in brackets."""
+
+
+def print_help(flags: Iterable[Flag]) -> None:
+    """Print the text; a reader that closes the pipe early (`| head`) is fine."""
+    try:
+        print(help_text(flags), flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
 
 
 def help_text(flags: Iterable[Flag]) -> str:

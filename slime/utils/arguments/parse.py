@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from slime.utils.arguments.command_line import parse_command_line
 from slime.utils.arguments.errors import ConfigError
-from slime.utils.arguments.help_text import help_text
+from slime.utils.arguments.help_text import print_help
 from slime.utils.arguments.hooks import check_hooks
 from slime.utils.arguments.pipeline import SLIME_RULES, apply_rules, rules_for
 from slime.utils.arguments.rules.context import Context
@@ -36,7 +36,7 @@ def parse_args(
         if add_custom_arguments is not None:
             table = table.with_custom(add_custom_arguments)
         if "--help" in words or "-h" in words:
-            print(help_text(table))
+            print_help(table)
             raise SystemExit(0)
         settings = merge_yaml_files(parse_command_line(words, table), table)
         args = namespace_of(settings, table)

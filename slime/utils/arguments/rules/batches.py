@@ -48,7 +48,7 @@ def check_batches(context: Context) -> None:
         context.problems.add("--rollout-batch-size is needed")
         return
     samples = args.rollout_batch_size * args.n_samples_per_prompt
-    if not args.debug_rollout_only and args.num_steps_per_rollout is None:
+    if not args.debug_rollout_only and args.num_rollout != 0 and args.num_steps_per_rollout is None:
         context.require(
             samples % args.global_batch_size == 0,
             f"{context.shown('global_batch_size')} does not divide the {samples} samples of a rollout "
@@ -73,7 +73,7 @@ def check_batches(context: Context) -> None:
 def check_micro_batches(context: Context) -> None:
     """A step must spread over the data-parallel ranks without empty or partial micro-batches."""
     args = context.args
-    if args.debug_rollout_only or args.global_batch_size is None:
+    if args.num_rollout == 0 or args.global_batch_size is None:
         return
     ranks = args.data_parallel_size
     if args.use_dynamic_batch_size:
