@@ -279,10 +279,19 @@ def _training_step(config, model) -> tuple[float, float]:
     return sum(r["loss"].item() for r in results), norm
 
 
+EXPERTS = {
+    "num_moe_experts": 4,
+    "moe_router_topk": 2,
+    "moe_ffn_hidden_size": 24,
+    "moe_router_load_balancing_type": "none",
+}
+
+
 def _sleeping_groups(rank: int, world_size: int, store: str, port: int, layout: dict[str, int]) -> None:
     """Modules keep the groups that they were built with; steps before, between and after sleeps are bit-equal."""
     _join(rank, world_size, port, offload_train=True, **layout)
-    model = _model(config := _config(**layout))
+    experts = EXPERTS if "expert_model_parallel_size" in layout else {}
+    model = _model(config := _config(**layout, **experts))
     config.finalize_model_grads_func = None
     step = functools.partial(_training_step, config, model)
     awake = step()
@@ -296,13 +305,21 @@ def _sleeping_groups(rank: int, world_size: int, store: str, port: int, layout: 
         assert step() == awake
 
 
-@pytest.mark.parametrize("layout", [{"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}], ids=str)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"tensor_model_parallel_size": 2},
+        {"pipeline_model_parallel_size": 2},
+        {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1},
+    ],
+    ids=["tp2", "pp2", "ep2"],
+)
 def test_megatron_modules_keep_their_groups_over_sleep(layout: dict[str, int]) -> None:
-    """P16 for Megatron's own collectives: all-reduce and gather (TP), batched sends with shapes (PP)."""
+    """P16 for Megatron's collectives: all-reduce and gather (TP), batched sends with shapes (PP), all-to-all (EP)."""
     run_ranks(_sleeping_groups, 2, _free_port(), layout)
 
 
-def _sequence_parallel_norm(rank: int, world_size: int, store: str, port: int) -> None:
+def _norm_and_refusals(rank: int, world_size: int, store: str, port: int) -> None:
     from slime.backends.megatron_utils.cpu.norm import CpuRMSNorm
 
     _join(rank, world_size, port)
@@ -318,4 +335,4 @@ def _sequence_parallel_norm(rank: int, world_size: int, store: str, port: int) -
 
 
 def test_norm_and_refusals() -> None:
-    run_ranks(_sequence_parallel_norm, 1, _free_port())
+    run_ranks(_norm_and_refusals, 1, _free_port())
