@@ -161,7 +161,7 @@ def router_settings(
     flags = {name: value for name, value in vars(args).items() if name.startswith("router_")}
     flags.setdefault("router_policy", "round_robin")  # its own default sends requests with token ids to one worker
     owned = {
-        "host": host,
+        "host": bracket_host(host),  # it is joined to the port as text; the other one is parsed alone
         "port": held.ports[0],
         "prometheus_host": host,
         "prometheus_port": metrics.ports[0],
