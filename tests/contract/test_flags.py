@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import re
 import subprocess
 import sys
 import time
@@ -48,6 +49,19 @@ def test_slime_flags_are_those_of_the_golden_file() -> None:
     if os.environ.get(UPDATE):
         GOLDEN.write_text(text)
     assert text == GOLDEN.read_text()
+
+
+ONE_CHOICE = {"ckpt_format", "rollout_data_transport", "train_backend", "use_distributed_optimizer"}
+
+
+def test_every_accepted_flag_is_read_somewhere() -> None:
+    """A flag that is accepted has an effect: its attribute is read outside the tables."""
+    files = [path for path in (REPOSITORY / "slime").rglob("*.py") if "arguments/groups" not in path.as_posix()]
+    files += [REPOSITORY / "train.py", REPOSITORY / "train_async.py"]
+    words = {word for path in files for word in re.findall(r"[a-z_0-9]+", path.read_text())}
+    words |= {attribute_of(field.name) for group in source_fields().values() for field in group}
+    accepted = {entry.dest for entry in (*SLIME_FLAGS, *MEGATRON_LM_FLAGS) if entry.pending is None}
+    assert accepted - words - ONE_CHOICE == set()
 
 
 def test_every_flag_has_help() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slime.utils.arguments.flag import flag, in_group, off_switch, positive_int, switch
+from slime.utils.arguments.groups.pending import CHECKPOINTS, MODELS
 
 _ARCHITECTURE = in_group(
     "Megatron: architecture",
@@ -27,9 +28,9 @@ _ARCHITECTURE = in_group(
         flag("--seq-length", positive_int, 4096, "only a placeholder: sequences are packed with their own lengths"),
         flag("--make-vocab-size-divisible-by", positive_int, 128, "the vocabulary is padded to a multiple of it x TP"),
         flag("--spec", str, None, "module and function that give the layer spec or build the model", nargs=2),
-        switch("--post-self-attn-layernorm", "norm after the attention's output projection (GLM-4)"),
-        switch("--post-mlp-layernorm", "norm after the MLP (GLM-4)"),
-        switch("--enable-experimental", "megatron-core's experimental features"),
+        switch("--post-self-attn-layernorm", "norm after the attention's output projection (GLM-4)", pending=MODELS),
+        switch("--post-mlp-layernorm", "norm after the MLP (GLM-4)", pending=MODELS),
+        switch("--enable-experimental", "megatron-core's experimental features", pending=MODELS),
     ],
 )
 
@@ -105,10 +106,23 @@ _CHECKPOINT = in_group(
             "--no-ckpt-fully-parallel-save",
             "ckpt_fully_parallel_save",
             "let one data-parallel rank write everything",
+            pending=CHECKPOINTS,
         ),
-        switch("--ckpt-fully-parallel-load", "share the reading among data-parallel ranks", default=True),
-        switch("--ckpt-assume-constant-structure", "reuse the plan of the first save", default=True),
-        switch("--use-persistent-ckpt-worker", "keep the background writer of --async-save", default=None),
+        switch(
+            "--ckpt-fully-parallel-load",
+            "share the reading among data-parallel ranks",
+            default=True,
+            pending=CHECKPOINTS,
+        ),
+        switch(
+            "--ckpt-assume-constant-structure", "reuse the plan of the first save", default=True, pending=CHECKPOINTS
+        ),
+        switch(
+            "--use-persistent-ckpt-worker",
+            "keep the background writer of --async-save",
+            default=None,
+            pending=CHECKPOINTS,
+        ),
         flag(
             "--dist-ckpt-strictness",
             str,
@@ -124,8 +138,9 @@ _CHECKPOINT = in_group(
                 "return_all",
                 "ignore_all",
             ),
+            pending=CHECKPOINTS,
         ),
-        switch("--exit-on-missing-checkpoint", "an error where --load has no checkpoint"),
+        switch("--exit-on-missing-checkpoint", "an error where --load has no checkpoint", pending=CHECKPOINTS),
     ],
 )
 
