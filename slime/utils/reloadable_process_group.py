@@ -98,6 +98,7 @@ class _State:
     originals: dict[str, Callable[..., Any]] = field(default_factory=dict)
     groups: list[ReloadableProcessGroup] = field(default_factory=list)
     generation: int = 0
+    asleep: bool = False
 
 
 _state = _State()
@@ -139,7 +140,7 @@ def destroy_process_groups() -> None:
 
     Does nothing when they are destroyed already.
     """
-    if not any(group.inner is not None for group in _state.groups if group is not _default()):
+    if _state.asleep:
         return
     _meet("destroy")  # a rank that is still in a collective would lose its peers
     for group in reversed(_state.groups):
@@ -147,15 +148,17 @@ def destroy_process_groups() -> None:
             _attach(group, "gloo")
         else:
             _drop_inner(group)
+    _state.asleep = True
 
 
 def reload_process_groups() -> None:
     """Make new communicators for all reloadable groups. Every rank must call it. Does nothing when they are alive."""
-    if all(group.inner is not None for group in _state.groups if group is not _default()):
+    if not _state.asleep:
         return
     _meet("reload")
     for group in _state.groups:
         _attach(group, group.recipe.backend)
+    _state.asleep = False
 
 
 def _init_process_group(*args: Any, **kwargs: Any) -> None:
@@ -186,6 +189,7 @@ def _destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
             _leave(each)
             each.inner = None
         _state.groups.clear()
+        _state.asleep = False
         original()
     elif isinstance(group, ReloadableProcessGroup):
         _state.groups.remove(group)

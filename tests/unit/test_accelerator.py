@@ -176,6 +176,7 @@ def test_cuda_pauses_through_torch_memory_saver(monkeypatch):
     module = ModuleType("torch_memory_saver")
     module.torch_memory_saver = saver
     monkeypatch.setitem(sys.modules, "torch_memory_saver", module)
+    monkeypatch.setenv("TMS_INIT_ENABLE", "1")
     cuda = CudaAccelerator()
     device = SimpleNamespace(
         synchronize=lambda: None, empty_cache=lambda: calls.append("empty"), mem_get_info=lambda: (free[-1], 80)
@@ -189,6 +190,15 @@ def test_cuda_pauses_through_torch_memory_saver(monkeypatch):
     assert calls == ["empty", "pause", "resume"]
     with pytest.raises(RuntimeError, match="not paused"):
         cuda.memory_saver().resume()
+
+
+def test_a_trainer_that_is_not_offloaded_has_no_saver(monkeypatch):
+    monkeypatch.delenv("TMS_INIT_ENABLE", raising=False)
+    saver = CudaAccelerator().memory_saver()
+    with saver.disable(), saver.region():
+        pass
+    with pytest.raises(RuntimeError, match="started without torch_memory_saver"):
+        saver.pause([])
 
 
 def test_mindspeed_is_loaded_before_megatron_and_told_the_arguments_after(monkeypatch):

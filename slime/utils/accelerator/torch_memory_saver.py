@@ -11,6 +11,7 @@ from slime.utils.accelerator.base import Accelerator
 from slime.utils.accelerator.memory_saver import MemorySaver
 
 _LIBRARY = "torch_memory_saver_hook_mode_preload"
+_ENABLE = "TMS_INIT_ENABLE"
 
 
 def preload_env() -> dict[str, str]:
@@ -25,16 +26,20 @@ def preload_env() -> dict[str, str]:
     preloaded = [path for path in os.environ.get("LD_PRELOAD", "").split(":") if path and _LIBRARY not in path]
     return {
         "LD_PRELOAD": ":".join([library, *preloaded]),
-        "TMS_INIT_ENABLE": "1",
+        _ENABLE: "1",
         "TMS_INIT_ENABLE_CPU_BACKUP": "1",
     }
 
 
 class TorchMemorySaver(MemorySaver):
-    """Pauses all of the process's device memory that was allocated under the saver, whoever holds it."""
+    """Pauses all of the process's device memory that was allocated under the saver, whoever holds it.
+
+    In a process that was started without `preload_env` the contexts do nothing and `pause` raises RuntimeError.
+    """
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
+        self._enabled = os.environ.get(_ENABLE) == "1"
         self._paused = False
 
     @property
@@ -43,17 +48,19 @@ class TorchMemorySaver(MemorySaver):
 
     @contextlib.contextmanager
     def region(self, tag: str = "default") -> Iterator[None]:
-        with _saver().region(tag=tag, enable_cpu_backup=True):
+        with _saver().region(tag=tag, enable_cpu_backup=True) if self._enabled else contextlib.nullcontext():
             yield
 
     @contextlib.contextmanager
     def disable(self) -> Iterator[None]:
-        with _saver().disable():
+        with _saver().disable() if self._enabled else contextlib.nullcontext():
             yield
 
     def pause(self, model_chunks: Sequence[Any], optimizer: Any = None) -> int:
         if self._paused:
             raise RuntimeError("the trainer's memory is paused already")
+        if not self._enabled:
+            raise RuntimeError(f"this process was started without torch_memory_saver ({_ENABLE}=1 and its LD_PRELOAD)")
         self._accelerator.synchronize()
         self._accelerator.empty_cache()
         free_before, _ = self._accelerator.mem_get_info()
