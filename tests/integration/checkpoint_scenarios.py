@@ -19,6 +19,11 @@ from slime.backends.megatron_utils.megatron_to_hf.torch_dist import read_hf_tens
 from slime.backends.megatron_utils.optimizer import initialize_model_and_optimizer, setup_model_and_optimizer
 from slime.backends.megatron_utils.update_weight.common import named_params_and_buffers
 from slime.backends.megatron_utils.update_weight.hf_weight_iterator import HfWeightIterator
+from slime.utils.reloadable_process_group import (
+    destroy_process_groups,
+    monkey_patch_torch_dist,
+    reload_process_groups,
+)
 
 STEPS_PER_ROLLOUT = 2
 SAVED_ROLLOUT = 3
@@ -142,6 +147,26 @@ def scenario_stored_tp2(context: dict[str, str]) -> None:
 
 def scenario_stored_ep2(context: dict[str, str]) -> None:
     check_stored_weights(context, "qwen3_moe", EP2)
+
+
+def scenario_after_sleep(context: dict[str, str]) -> None:
+    """Export, save and resume work on groups that were destroyed and rebuilt. The last scenario: it patches torch."""
+    monkey_patch_torch_dist()
+    for model, flags in (("qwen3_tied", PP2), ("qwen3", "")):
+        source, directory = Path(context["models"]) / model, save_dir(context, f"sleep_{model}")
+        args = make_args(source, save=directory, load=None, flags=flags)
+        init_layout(args)
+        *state, _ = initialize_model_and_optimizer(args)
+        train_step(args, *state, 0)
+        iterator = HfWeightIterator(args, state[0])
+        before = {name: tensor.clone() for chunk in iterator.chunks() for name, tensor in chunk}
+        destroy_process_groups()
+        reload_process_groups()
+        assert_same_weights(before, dict(named for chunk in iterator.chunks() for named in chunk))
+        save_checkpoint(args, 0, *state)
+        expected = train_step(args, *state, 1)
+        assert load_checkpoint(args, *state, directory) == 0
+        assert train_step(args, *state, 1) == expected
 
 
 def scenario_which_iteration(context: dict[str, str]) -> None:

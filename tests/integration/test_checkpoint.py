@@ -34,6 +34,7 @@ TWO_PROCESSES = [
     "pp2_to_tp2",
     "stored_tp2",
     "stored_ep2",
+    "after_sleep",
 ]
 
 

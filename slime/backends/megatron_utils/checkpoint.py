@@ -89,7 +89,7 @@ def load_checkpoint(
     load_hf_weights(args, model, path)
     if optimizer is not None and not weights_only:
         optimizer.reload_model_params()
-    logger.info("loaded the weights of %s", path)
+    _report("loaded the weights of %s", path)
     return NO_ITERATION
 
 
@@ -112,7 +112,7 @@ def save_checkpoint(
     write_torch_dist(args, directory, iteration, model, optimizer, scheduler)
     if dist.get_rank() == 0:
         atomic_directory.write_text(Path(args.save) / TRACKER_FILE, str(iteration))
-        logger.info("saved %s in %.1f s", directory, time.monotonic() - started)
+        _report("saved %s in %.1f s", directory, time.monotonic() - started)
     dist.barrier()
     return directory
 
@@ -212,7 +212,7 @@ def _load_torch_dist(
     )
     loaded = dist_checkpointing.load(state, str(directory))
     _restore(args, loaded, model, optimizer, scheduler, with_optimizer=with_optimizer, weights_only=weights_only)
-    logger.info("loaded %s%s", directory, "" if resumes else " (weights only)")
+    _report("loaded %s%s", directory, "" if resumes else " (weights only)")
     return int(common["iteration"]) if resumes else NO_ITERATION
 
 
@@ -237,6 +237,12 @@ def _restore(
         optimizer.reload_model_params()
     if "rng_state" in loaded:
         set_rng_state(loaded["rng_state"])
+
+
+def _report(message: str, *values: object) -> None:
+    """One log line for all ranks."""
+    if dist.get_rank() == 0:
+        logger.info(message, *values)
 
 
 def _check_architecture(args: argparse.Namespace, directory: Path, common: dict[str, Any]) -> None:

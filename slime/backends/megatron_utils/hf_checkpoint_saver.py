@@ -42,7 +42,8 @@ def save_hf_model_to_path(args: argparse.Namespace, output_dir: str | Path, mode
     dist.broadcast_object_list(failure, src=0)
     if failure[0] is not None:
         raise RuntimeError(f"the Hugging Face export to {output_dir} failed: {failure[0]}")
-    logger.info("exported %s", output_dir)
+    if dist.get_rank() == 0:
+        logger.info("exported %s", output_dir)
 
 
 class HfWriter:
