@@ -63,6 +63,11 @@ def check_parallel(context: Context) -> None:
             groups % tensor == 0 or tensor % groups == 0,
             f"--num-query-groups {groups} and --tensor-model-parallel-size {tensor}: neither divides the other",
         )
+    context.require(
+        args.use_distributed_optimizer,
+        f"{context.name('use_distributed_optimizer')}: the distributed optimizer is always on",
+    )
+    context.needs("overlap_p2p_comm", "virtual_pipeline_model_parallel_size")
     _check_pipeline(context)
     _check_experts(context)
     _check_recompute(context)
