@@ -8,7 +8,9 @@ if [ -z "${VIRTUAL_ENV:-}" ]; then
     # shellcheck disable=SC1091
     . .venv/bin/activate
 fi
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" HF_HUB_OFFLINE=1 WANDB_MODE="${WANDB_MODE:-offline}"
+# Threads that wait without spinning: several processes share the cores.
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"
+export HF_HUB_OFFLINE=1 WANDB_MODE="${WANDB_MODE:-offline}"
 if [ $# -eq 0 ]; then
     ruff check .
     ruff format --check .

@@ -12,9 +12,10 @@ from slime.utils import accelerator
 
 
 def get_local_device_id() -> int:
-    """Index on this node of the device that Ray gave this actor; 0 where devices have no index."""
-    ids = accelerator.current().assigned_device_ids()
-    return ids[0] if ids else 0
+    """Index in this process of the device that Ray gave this actor; 0 where devices have no ids."""
+    current = accelerator.current()
+    ids = current.assigned_device_ids()
+    return current.local_index(ids[0]) if ids else 0
 
 
 class TrainRayActor(RayActor, abc.ABC):
