@@ -65,6 +65,24 @@ def build_dp_schedule(
     """
     if len(total_lengths) != len(rollout_indices):
         raise ValueError(f"{len(total_lengths)} lengths but {len(rollout_indices)} rollout ids")
+    steps = _split_into_steps(rollout_indices, global_batch_size)
+    dp_size = train_parallel_config["dp_size"]
+    partitions: list[list[int]] = [[] for _ in range(dp_size)]
+    micro_batch_indices: list[list[list[int]]] = [[] for _ in range(dp_size)]
+    num_microbatches = []
+    for step, samples in enumerate(steps):
+        bins = _pack_step(args, train_parallel_config, samples, total_lengths, step)
+        num_microbatches.append(len(bins) // dp_size)
+        for rank, rank_bins in enumerate(_assign_bins(args, bins, dp_size, total_lengths)):
+            for items in rank_bins:
+                start = len(partitions[rank])
+                partitions[rank] += items
+                micro_batch_indices[rank].append(list(range(start, start + len(items))))
+    return DpSchedule(partitions, micro_batch_indices, num_microbatches, [global_batch_size] * len(steps))
+
+
+def _split_into_steps(rollout_indices: list[int], global_batch_size: int) -> list[list[int]]:
+    """[step][i], global positions; warns of what fills no step."""
     executions = list(group_by(range(len(rollout_indices)), lambda i: rollout_indices[i]).values())
     num_steps = len(executions) // global_batch_size
     if num_steps == 0:
@@ -78,22 +96,8 @@ def build_dp_schedule(
             "%d samples of %d rollout executions are not trained: they don't fill a step of %d",
             sum(map(len, trimmed)), len(trimmed), global_batch_size,
         )  # fmt: skip
-
-    dp_size = train_parallel_config["dp_size"]
-    partitions: list[list[int]] = [[] for _ in range(dp_size)]
-    micro_batch_indices: list[list[list[int]]] = [[] for _ in range(dp_size)]
-    num_microbatches = []
-    for step in range(num_steps):
-        step_executions = executions[step * global_batch_size : (step + 1) * global_batch_size]
-        samples = [i for execution in step_executions for i in execution]
-        bins = _pack_step(args, train_parallel_config, samples, total_lengths, step)
-        num_microbatches.append(len(bins) // dp_size)
-        for rank, rank_bins in enumerate(_assign_bins(args, bins, dp_size, total_lengths)):
-            for items in rank_bins:
-                start = len(partitions[rank])
-                partitions[rank] += items
-                micro_batch_indices[rank].append(list(range(start, start + len(items))))
-    return DpSchedule(partitions, micro_batch_indices, num_microbatches, [global_batch_size] * num_steps)
+    steps = (executions[i * global_batch_size : (i + 1) * global_batch_size] for i in range(num_steps))
+    return [[i for execution in step for i in execution] for step in steps]
 
 
 def count_trimmed(schedule: DpSchedule, num_samples: int) -> int:

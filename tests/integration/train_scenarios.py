@@ -215,6 +215,7 @@ def _layout_scenario(mode: str, flags: str) -> Callable[[dict[str, str]], None]:
 LAYOUTS = {
     "dp2": "",
     "dp2_balanced": "--balance-data --balance-by-flops",
+    "dp2_overlap": "--overlap-grad-reduce --overlap-param-gather",
     "cp2": "--context-parallel-size 2",
     "tp2": "--tensor-model-parallel-size 2",
     "tp2_sp": "--tensor-model-parallel-size 2 --sequence-parallel",

@@ -22,7 +22,7 @@ from slime.backends.megatron_utils.loss import (
     value_loss_function,
     vanilla_tis_function,
 )
-from slime.backends.megatron_utils.loss.policies import can_skip_own_log_probs
+from slime.backends.megatron_utils.loss.passes import can_skip_own_log_probs
 
 VOCAB = 13
 

@@ -234,7 +234,7 @@ class MegatronTrainRayActor(TrainRayActor):
         from megatron.core import parallel_state as mpu
 
         from slime.backends.megatron_utils.loss import compute_advantages_and_returns
-        from slime.backends.megatron_utils.loss.policies import can_skip_own_log_probs
+        from slime.backends.megatron_utils.loss.passes import can_skip_own_log_probs
 
         num_microbatches = rollout_data["num_microbatches"]
         if "ref" in self._weights.tags:
@@ -274,7 +274,8 @@ class MegatronTrainRayActor(TrainRayActor):
         if self._is_main_rank:
             for metrics in history:
                 logging_utils.log(self.args, metrics, step_key="train/step")
-        train_metric_utils.log_perf_data(rollout_id, self.args)
+        sending = {} if self._updater is None else self._updater.pop_metrics()
+        train_metric_utils.log_perf_data(rollout_id, self.args, sending)
 
     # -- handing weights on -------------------------------------------------------------------------------------------
 

@@ -45,47 +45,41 @@ def policy_loss_function(
         with_entropy_grad=args.entropy_coef != 0,
     )
     assert entropy is not None
-    detached = log_probs.detach()
-    own_old = torch.cat(batch["log_probs"]) if batch.get("log_probs") else detached
-    old_log_probs = torch.cat(batch["rollout_log_probs"]) if args.use_rollout_logprobs else own_old
-    advantages = torch.cat(batch["advantages"])
-
+    own_old, old_log_probs = _old_log_probs(args, batch, log_probs.detach())
     ppo_kl = old_log_probs - log_probs
     if args.advantage_estimator == "gspo":
         ppo_kl = _sequence_kl(batch, log_probs, old_log_probs, lengths)
-    pg_loss, clipfrac = _token_losses(args, ppo_kl, log_probs, advantages)
+    pg_loss, clipfrac = _token_losses(args, ppo_kl, log_probs, torch.cat(batch["advantages"]))
+    token_metrics = {"pg_clipfrac": clipfrac, "ppo_kl": ppo_kl}
 
-    metrics: dict[str, torch.Tensor] = {}
-    pg_reducer = sum_of_sample_mean
+    reduce_pg_loss = sum_of_sample_mean
     if args.use_tis or args.get_mismatch_metrics:
-        pg_loss, pg_reducer, token_metrics = _correct_for_engine(
+        pg_loss, reduce_pg_loss, engine_metrics = _correct_for_engine(
             args, batch, pg_loss, own_old, lengths, sum_of_sample_mean
         )
-        metrics["ois"] = sum_of_sample_mean((-ppo_kl.detach()).exp())
-        metrics |= {name: sum_of_sample_mean(value.detach()) for name, value in token_metrics.items()}
+        token_metrics |= engine_metrics | {"ois": (-ppo_kl).exp()}
     if args.custom_pg_loss_reducer_function_path:
-        pg_reducer = load_function(args.custom_pg_loss_reducer_function_path)(
+        reduce_pg_loss = load_function(args.custom_pg_loss_reducer_function_path)(
             batch["total_lengths"], batch["response_lengths"], batch["loss_masks"], args.calculate_per_token_loss
         )
-
-    reduced_pg_loss = pg_reducer(pg_loss)
-    entropy_loss = sum_of_sample_mean(entropy)
-    loss = reduced_pg_loss - args.entropy_coef * entropy_loss if args.entropy_coef != 0 else reduced_pg_loss
-    if args.use_kl_loss:
-        kl_loss = sum_of_sample_mean(_reference_kl(args, batch, log_probs, ppo_kl))
-        metrics["kl_loss"] = kl_loss.detach()
-        loss = loss + args.kl_loss_coef * kl_loss
     if batch.get("rollout_log_probs"):
-        gap = (own_old - torch.cat(batch["rollout_log_probs"])).abs()
-        metrics["train_rollout_logprob_abs_diff"] = sum_of_sample_mean(gap)
-    metrics |= {
-        "loss": loss.detach(),
-        "pg_loss": reduced_pg_loss.detach(),
-        "entropy_loss": entropy_loss.detach(),
-        "pg_clipfrac": sum_of_sample_mean(clipfrac),
-        "ppo_kl": sum_of_sample_mean(ppo_kl.detach()),
-    }
-    return loss, metrics
+        token_metrics["train_rollout_logprob_abs_diff"] = (own_old - torch.cat(batch["rollout_log_probs"])).abs()
+
+    terms = {"pg_loss": reduce_pg_loss(pg_loss), "entropy_loss": sum_of_sample_mean(entropy)}
+    loss = terms["pg_loss"]
+    if args.entropy_coef != 0:
+        loss = loss - args.entropy_coef * terms["entropy_loss"]
+    if args.use_kl_loss:
+        terms["kl_loss"] = sum_of_sample_mean(_reference_kl(args, batch, log_probs, ppo_kl))
+        loss = loss + args.kl_loss_coef * terms["kl_loss"]
+    metrics = {"loss": loss.detach()} | {name: value.detach() for name, value in terms.items()}
+    return loss, metrics | {name: sum_of_sample_mean(value.detach()) for name, value in token_metrics.items()}
+
+
+def _old_log_probs(args: Namespace, batch: dict[str, Any], current: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the trainer's own before this step, pi_old), flat over the local response tokens."""
+    own = torch.cat(batch["log_probs"]) if batch.get("log_probs") else current
+    return own, (torch.cat(batch["rollout_log_probs"]) if args.use_rollout_logprobs else own)
 
 
 def _token_losses(
