@@ -56,7 +56,7 @@ def allocate_train_group(
 
 def create_training_models(
     args: Namespace,
-    pgs: dict[str, Placement | None],
+    pgs: dict[str, Placement],
     manager: Any,
     actor_cls: type[TrainRayActor] | None = None,
 ) -> RayTrainGroup | None:

@@ -144,12 +144,9 @@ def _create_placement_group(count: int) -> Placement:
     return Placement(pg, order, [device_ids[index] for index in order])
 
 
-def create_placement_groups(args: Namespace) -> dict[str, Placement | None]:
-    """The bundles of `actor`, `critic` (those of the actor, when there is a critic) and `rollout`."""
+def create_placement_groups(args: Namespace) -> dict[str, Placement]:
+    """The bundles of `actor` and `rollout`, and of `critic` (those of the actor) when there is one."""
     layout = placement_group_layout(args)
     everything = _create_placement_group(layout.total)
-    return {
-        "actor": everything,
-        "critic": everything if getattr(args, "use_critic", False) else None,
-        "rollout": everything.from_offset(layout.rollout_offset),
-    }
+    groups = {"actor": everything, "rollout": everything.from_offset(layout.rollout_offset)}
+    return groups | {"critic": everything} if getattr(args, "use_critic", False) else groups

@@ -33,7 +33,7 @@ class RolloutManager:
         self.generate_rollout = load_function(args.rollout_function_path)
         self.eval_generate_rollout = load_function(args.eval_function_path)
         self.servers: dict[str, RolloutServer] = start_rollout_servers(args, pg)
-        self._lock = Lock.remote()
+        self._lock = ray.remote(Lock).options(num_cpus=0).remote()
         for server in self.servers.values():
             server.wait_ready()
 

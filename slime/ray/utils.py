@@ -31,9 +31,8 @@ def get_all(refs: Sequence[ray.ObjectRef], *, timeout: float | None = None, what
     return ray.get(list(refs))
 
 
-@ray.remote(num_cpus=0)
 class Lock:
-    """Mutual exclusion between actors that push weights to the same engines."""
+    """Mutual exclusion between actors that push weights to the same engines. Run as a Ray actor."""
 
     def __init__(self) -> None:
         self._holder: str | None = None

@@ -46,7 +46,7 @@ def test_a_deadline_says_how_many_were_late(ray_cluster: str) -> None:
 
 
 def test_lock_has_one_holder(ray_cluster: str) -> None:
-    lock = Lock.remote()
+    lock = ray.remote(Lock).options(num_cpus=0).remote()
     assert ray.get(lock.acquire.remote("a"))
     assert not ray.get(lock.acquire.remote("b"))
     ray.get(lock.release.remote())
