@@ -37,7 +37,8 @@ def call_rollout_fn(
         TypeError: it returned something else.
     """
     output = fn(*args, **kwargs, evaluation=evaluation)
-    expected, bare = (RolloutFnEvalOutput, dict) if evaluation else (RolloutFnTrainOutput, list)
+    expected: type[Any] = RolloutFnEvalOutput if evaluation else RolloutFnTrainOutput
+    bare = dict if evaluation else list
     if isinstance(output, bare):
         output = expected(output)
     if not isinstance(output, expected):

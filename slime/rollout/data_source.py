@@ -56,7 +56,7 @@ class RolloutDataSource(DataSource):
         self.sample_index = 0
         self.sample_offset = 0
         self.metadata: dict[str, Any] = {}
-        self.dataset = self._make_dataset() if args.rollout_global_dataset else None
+        self.dataset: Any = self._make_dataset() if args.rollout_global_dataset else None
 
     def _make_dataset(self) -> Any:
         from slime.utils.data import Dataset

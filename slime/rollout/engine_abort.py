@@ -48,9 +48,10 @@ async def drain(args: Any, tasks: set[asyncio.Task[Any]]) -> set[asyncio.Task[An
         The cancelled tasks; all others are done.
     """
     deadline = time.monotonic() + DRAIN_LIMIT_S
-    urls = await worker_urls(args)
+    urls: list[str] = []
     running = tasks
     while running and time.monotonic() < deadline:
+        urls = urls or await worker_urls(args)
         await abort_engines(urls)
         _, running = await asyncio.wait(running, timeout=REPEAT_S)
     for task in running:

@@ -73,7 +73,7 @@ def _load_dataset(args: Namespace, config: EvalDatasetConfig) -> Dataset:
 
 
 def _make_samples(config: EvalDatasetConfig, dataset: Dataset) -> list[Sample]:
-    samples = []
+    samples: list[Sample] = []
     for group_index, prompt in enumerate(dataset.samples):
         for _ in range(config.n_samples_per_eval_prompt):
             sample = copy.deepcopy(prompt)

@@ -83,8 +83,8 @@ class GroupCollector:
 
     def _postfix(self) -> dict[str, float]:
         rewards = [_reward(self.args, sample) for sample in _leaves(self.groups)]
-        rewards = [reward for reward in rewards if reward is not None]
-        return {"reward": round(statistics.fmean(rewards), 4)} if rewards else {}
+        numbers = [reward for reward in rewards if reward is not None]
+        return {"reward": round(statistics.fmean(numbers), 4)} if numbers else {}
 
     def _check_drops(self) -> None:
         dropped = self._drops.drops.total()
@@ -104,5 +104,4 @@ def _leaves(items: Any) -> list[Sample]:
 def _reward(args: Any, sample: Sample) -> float | None:
     """The reward as a number, for display; None where it isn't one."""
     reward = sample.reward.get(args.reward_key) if isinstance(sample.reward, dict) else sample.reward
-    is_number = isinstance(reward, (int, float)) and math.isfinite(reward)
-    return float(reward) if is_number else None
+    return float(reward) if isinstance(reward, (int, float)) and math.isfinite(reward) else None

@@ -56,7 +56,7 @@ def _encode(args: Any, encoder: _Encoder, sample: Sample) -> None:
     sample.status = Sample.Status.COMPLETED
 
 
-def _with_items(encoder: _Encoder, sample: Sample) -> tuple[list[int], list[int]]:
+def _with_items(encoder: Any, sample: Sample) -> tuple[list[int], list[int]]:
     from slime.utils.processing_utils import build_processor_kwargs
 
     text = encoder.processor.apply_chat_template(sample.prompt, tokenize=False)

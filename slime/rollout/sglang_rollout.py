@@ -41,7 +41,7 @@ from slime.rollout.sample_checks import check_reward, generate_hook
 from slime.rollout.sample_hooks import apply_rollout_sample_hooks, set_current_rollout_id
 from slime.utils.async_utils import run
 from slime.utils.eval_config import resolve_eval_datasets
-from slime.utils.http_utils import post
+from slime.utils.http_utils import HttpError, post
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
@@ -84,9 +84,7 @@ async def generate(args: Namespace, sample: Sample, sampling_params: dict[str, A
         sample.status = Sample.Status.ABORTED
         return sample
     resumed = sample.response_length > 0
-    if resumed:
-        mask_off_policy_part(args, sample)
-    else:
+    if not resumed:
         sample.tokens = prompt_token_ids(state, sample)
     check_token_ids(args, sample, state.tokenizer)
     budget = response_budget(args, sample, sampling_params["max_new_tokens"])
@@ -96,7 +94,7 @@ async def generate(args: Namespace, sample: Sample, sampling_params: dict[str, A
     payload = build_payload(args, sample, {**sampling_params, "max_new_tokens": budget})
     url = router_url((args.sglang_router_ip, args.sglang_router_port), "/generate")
     with trace_span(sample, "sglang_generate") as span:
-        output = await post(url, payload, headers=request_headers(args, sample))
+        output = await _request(args, sample, url, payload)
         span.update(build_sglang_meta_trace_attrs(output["meta_info"]))
     tokens, log_probs = read_output(args, sample, output)
     sample.append_response_tokens(
@@ -107,6 +105,14 @@ async def generate(args: Namespace, sample: Sample, sampling_params: dict[str, A
         skip = sampling_params.get("skip_special_tokens", False)
         sample.response = state.tokenizer.decode(response_ids, skip_special_tokens=skip)
     return sample
+
+
+async def _request(args: Namespace, sample: Sample, url: str, payload: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return await post(url, payload, headers=request_headers(args, sample))
+    except HttpError as error:
+        error.add_note(f"while generating {sample.name()}, prompt and answer so far {len(sample.tokens)} tokens")
+        raise
 
 
 async def generate_and_rm(
@@ -121,7 +127,7 @@ async def generate_and_rm(
     """
     state = GenerateState(args)
     finished = isinstance(sample, Sample) and sample.status in (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
-    if not finished:
+    if isinstance(sample, Sample) and not finished:
         if not state.aborted:
             async with state.semaphore:  # the wait may have been long: look again
                 if not state.aborted:
@@ -135,8 +141,9 @@ async def generate_and_rm(
     return sample
 
 
-async def _generate_one(args: Namespace, sample: Any, sampling_params: dict[str, Any], evaluation: bool) -> Any:
-    path = getattr(sample, "generate_function_path", None) or args.custom_generate_function_path
+async def _generate_one(args: Namespace, sample: Sample, sampling_params: dict[str, Any], evaluation: bool) -> Any:
+    mask_off_policy_part(args, sample)
+    path = sample.generate_function_path or args.custom_generate_function_path
     if path is None:
         return await generate(args, sample, sampling_params)
     function = load_function(path)

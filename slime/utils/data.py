@@ -61,7 +61,9 @@ class Dataset:
         self.apply_chat_template_kwargs = apply_chat_template_kwargs or {}
         self.seed, self.epoch_id = seed, -1
 
-        samples, keys, without_prompt = [], set(), None
+        samples: list[Sample] = []
+        keys: set[str] = set()
+        without_prompt = None
         for where, row in iter_rows(path):
             keys.update(row)
             if row.get(prompt_key) is None:

@@ -14,7 +14,7 @@ def load_tokenizer(name_or_path: str, **kwargs: Any) -> Any:
     return AutoTokenizer.from_pretrained(name_or_path, **kwargs)
 
 
-def load_processor(name_or_path: str, **kwargs: Any) -> Any | None:
+def load_processor(name_or_path: str, **kwargs: Any) -> Any:
     """The multimodal processor of a checkpoint; None for a text-only one."""
     from pathlib import Path
 

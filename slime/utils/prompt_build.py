@@ -19,12 +19,14 @@ def build_messages(where: str, prompt: Any, items: dict[str, Any]) -> list[dict[
     Raises:
         ValueError: the number of placeholders differs from the number of items; the message names the row.
     """
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": prompt}]
+    if not isinstance(prompt, str):
+        messages = [dict(message) for message in prompt]
     if not items:
         return messages
     queues = {kind: list(values) if isinstance(values, (list, tuple)) else [values] for kind, values in items.items()}
     counts = {kind: len(queue) for kind, queue in queues.items()}
-    kinds = {MultimodalTypes.get(kind).placeholder: kind for kind in queues}
+    kinds: dict[str, str] = {MultimodalTypes.get(kind).placeholder: kind for kind in queues}
     splitter = re.compile("(" + "|".join(re.escape(placeholder) for placeholder in kinds) + ")")
     for message in messages:
         if isinstance(message["content"], str):

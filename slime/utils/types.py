@@ -87,9 +87,6 @@ class Sample:
         ABORTED = "aborted"
         FAILED = "failed"
 
-    SpecInfo = SpecInfo  # plug-ins reach the classes through Sample
-    PrefixCacheInfo = PrefixCacheInfo
-
     group_index: int | None = None
     index: int | None = None
     rollout_id: int | None = None
@@ -226,6 +223,11 @@ class Sample:
                 f"{self.name()}: rollout_top_p_token_offsets has {len(offsets)} entries"
                 f" for response_length {self.response_length} (expected one more)"
             )
+
+
+# Plug-ins reach these classes through Sample.
+Sample.SpecInfo = SpecInfo  # type: ignore[attr-defined]
+Sample.PrefixCacheInfo = PrefixCacheInfo  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 from slime.rollout.rm_hub.deepscaler import MARKERS
 from slime.rollout.rm_hub.grader_pool import GraderError, GraderTimeout, grader_pool
 from slime.rollout.rm_hub.graders import GRADERS
+from slime.rollout.sample_hooks import accepted_kwargs
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
@@ -34,7 +35,8 @@ async def async_rm(args: Any, sample: Sample, **kwargs: Any) -> Any:
     """
     path = sample.custom_rm_path or args.custom_rm_path
     if path:
-        return await load_function(path)(args, sample, **kwargs)
+        function = load_function(path)
+        return await function(args, sample, **accepted_kwargs(function, kwargs))
     rm_type = rm_type_of(args, sample)
     if rm_type == "remote_rm":
         return await remote_rm(args, sample)
@@ -52,7 +54,8 @@ async def batched_async_rm(args: Any, samples: list[Sample], **kwargs: Any) -> l
     path = args.custom_rm_path
     if not path or any(sample.custom_rm_path for sample in samples):
         return list(await asyncio.gather(*(async_rm(args, sample, **kwargs) for sample in samples)))
-    rewards = await load_function(path)(args, samples, **kwargs)
+    function = load_function(path)
+    rewards = await function(args, samples, **accepted_kwargs(function, kwargs))
     if not isinstance(rewards, (list, tuple)) or len(rewards) != len(samples):
         got = len(rewards) if isinstance(rewards, (list, tuple)) else type(rewards).__name__
         raise ValueError(f"{path} must return a list of {len(samples)} rewards for {len(samples)} samples, got {got}")

@@ -43,7 +43,7 @@ class _Worker:
     def __init__(self) -> None:
         root = str(Path(slime.__file__).parents[1])
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        self._process = subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "slime.rollout.rm_hub.grader_worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -51,6 +51,8 @@ class _Worker:
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
             start_new_session=True,  # Ctrl-C in a terminal is for the driver; this process ends with its stdin
         )
+        assert process.stdin is not None and process.stdout is not None
+        self._process, self._jobs, self._verdicts = process, process.stdin, process.stdout
         self._loaded: set[str] = set()
 
     def grade(self, limit: float, rm_type: str, *call: Any) -> Score:
@@ -68,7 +70,7 @@ class _Worker:
 
     def _ask(self, limit: float, job: tuple[Any, ...], what: str) -> Any:
         try:
-            write_message(self._process.stdin, job)
+            write_message(self._jobs, job)
             kind, value = self._read(time.monotonic() + limit)
         except TimeoutError:
             self.kill()
@@ -85,7 +87,7 @@ class _Worker:
         return pickle.loads(self._read_bytes(length, deadline))
 
     def _read_bytes(self, count: int, deadline: float) -> bytes:
-        pipe, data = self._process.stdout.fileno(), b""
+        pipe, data = self._verdicts.fileno(), b""
         while len(data) < count:
             ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:

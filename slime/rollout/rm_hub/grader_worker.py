@@ -12,20 +12,20 @@ import pickle
 import resource
 import struct
 import sys
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 MEMORY_LIMIT_BYTES = 4 << 30
 HEADER = struct.Struct("!I")
 
 
-def write_message(stream: BinaryIO, message: Any) -> None:
+def write_message(stream: IO[bytes], message: Any) -> None:
     """Send one message."""
     body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     stream.write(HEADER.pack(len(body)) + body)
     stream.flush()
 
 
-def read_message(stream: BinaryIO) -> Any:
+def read_message(stream: IO[bytes]) -> Any:
     """Receive one message; EOFError when the other side is gone."""
     header = stream.read(HEADER.size)
     if len(header) < HEADER.size:
