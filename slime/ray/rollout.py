@@ -69,18 +69,14 @@ class RolloutManager:
                 subsample_ratio=self.args.load_debug_rollout_data_subsample,
             )
             return samples, None
-        output = call_rollout_fn(
-            self.generate_rollout, self.args, rollout_id, self.data_source, evaluation=False
-        )
+        output = call_rollout_fn(self.generate_rollout, self.args, rollout_id, self.data_source, evaluation=False)
         return flatten_samples(output.samples), output.metrics
 
     def eval(self, rollout_id: int) -> dict[str, Any]:
         """Evaluate on every eval dataset and log; the metrics. Nothing with --debug-train-only."""
         if self.args.debug_train_only:
             return {}
-        output = call_rollout_fn(
-            self.eval_generate_rollout, self.args, rollout_id, self.data_source, evaluation=True
-        )
+        output = call_rollout_fn(self.eval_generate_rollout, self.args, rollout_id, self.data_source, evaluation=True)
         if self.args.save_debug_rollout_data:
             samples = [sample for result in output.data.values() for sample in result.get("samples", [])]
             rollout_data_utils.save_debug_rollout_data(

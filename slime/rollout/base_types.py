@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, overload
 
 from slime.utils.types import Sample
 
@@ -28,9 +28,15 @@ class RolloutFnEvalOutput:
     metrics: dict[str, Any] | None = None
 
 
+@overload
 def call_rollout_fn(
-    fn: Callable[..., Any], *args: Any, evaluation: bool, **kwargs: Any
-) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
+    fn: Callable[..., Any], *args: Any, evaluation: Literal[False], **kwargs: Any
+) -> RolloutFnTrainOutput: ...
+@overload
+def call_rollout_fn(
+    fn: Callable[..., Any], *args: Any, evaluation: Literal[True], **kwargs: Any
+) -> RolloutFnEvalOutput: ...
+def call_rollout_fn(fn: Callable[..., Any], *args: Any, evaluation: bool, **kwargs: Any) -> Any:
     """Call a rollout function; a bare list (training) or dict (evaluation) is wrapped.
 
     Raises:
