@@ -52,7 +52,7 @@ class RayTrainGroup:
 
     def _start(self, pg: Placement, fraction: float, actor_cls: type[TrainRayActor] | None) -> list[Any]:
         if actor_cls is None:
-            from slime.backends.megatron_utils.actor import MegatronTrainRayActor as actor_cls  # noqa: N813
+            from slime.backends.megatron_utils.actor import MegatronTrainRayActor as actor_cls
 
         current = accelerator.current()
         env = {**current.noset_visible_devices_env(), **current.trainer_env(self.args), **self.args.train_env_vars}

@@ -1,4 +1,4 @@
-"""Joins a running Ray cluster, or starts one on this machine, and checks that it has the devices that the run needs."""
+"""Joins a running Ray cluster or starts one on this machine, and checks that it has the devices that a run needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both drivers drive: creating and ending the rollout manager and the training models, saving, sending weights."""
+"""What both drivers do with the rollout manager and the training models: create, end, save, send weights."""
 
 from __future__ import annotations
 

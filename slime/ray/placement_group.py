@@ -76,8 +76,9 @@ def address_key(address: str) -> tuple[int, int | str]:
     return (ip.version, int(ip))
 
 
-@ray.remote(num_cpus=0)
 class _DeviceProbe:
+    """Runs in a bundle and tells its devices."""
+
     def device_ids(self) -> list[int]:
         return accelerator.current().assigned_device_ids()
 
@@ -92,10 +93,12 @@ def _node_addresses(pg: PlacementGroup) -> list[str]:
 def _probe_device_ids(pg: PlacementGroup, count: int) -> list[int]:
     """Ask an actor in each bundle which device Ray has given it."""
     probes = [
-        _DeviceProbe.options(
+        ray.remote(_DeviceProbe)
+        .options(
             **accelerator.current().actor_options(1.0),
             scheduling_strategy=PlacementGroupSchedulingStrategy(pg, placement_group_bundle_index=index),
-        ).remote()
+        )
+        .remote()
         for index in range(count)
     ]
     ids = get_all([probe.device_ids.remote() for probe in probes], timeout=PROBE_TIMEOUT_S, what="device probes")
