@@ -37,7 +37,8 @@ def _flag_of(action: argparse.Action, group: str) -> Flag:
     parser: Any = action.type if callable(action.type) else str
     nargs = "append" if isinstance(action, argparse._AppendAction) else action.nargs
     required = action.required
-    return Flag(action.dest, parser, default, text, names, (), choices, nargs, required, group=group)
+    bare = action.const if nargs == "?" else None
+    return Flag(action.dest, parser, default, text, names, (), choices, nargs, required, bare, group=group)
 
 
 def _merge(old: Flag, new: Flag) -> Flag:

@@ -83,7 +83,7 @@ def _read(entry: Flag, name: str, inline: list[str], following: list[str]) -> An
 
 def _read_list(entry: Flag, name: str, words: list[str]) -> Any:
     if entry.nargs == "?":
-        return entry.parse(words[0]) if words else entry.default
+        return entry.parse(words[0]) if words else entry.bare
     if entry.nargs != "*" and not words:
         raise ConfigError(f"{name} needs a value")
     if isinstance(entry.nargs, int) and len(words) != entry.nargs:

@@ -19,7 +19,8 @@ class Flag:
     """One setting: how it is spelled, how its value is read, its default and what it means.
 
     A setting whose `type` is bool takes no value: the spellings in `names` store True, those in `off_names` store
-    False. `nargs` is None (one value), "?", "*", "+" or a count (a list), or "append" (the flag may be repeated).
+    False. `nargs` is None (one value), "?" (one or none; without one it is `bare`), "*", "+" or a count (a list), or
+    "append" (the flag may be repeated).
     `pending` says what a setting that is not built yet waits for; giving it is an error. `pending_choices` does so
     for single values.
     """
@@ -33,6 +34,7 @@ class Flag:
     choices: tuple[Any, ...] | None = None
     nargs: str | int | None = None
     required: bool = False
+    bare: Any = None
     pending: str | None = None
     pending_choices: dict[Any, str] = field(default_factory=dict)
     group: str = ""

@@ -121,7 +121,8 @@ def _flag_of(field: SourceField, names: dict[str, Any], imports: dict[str, str])
     parser, choices, nargs = _value_type(annotation, options, names, imports)
     if parser is bool:
         return Flag(field.name, bool, default, help_text, spellings, (), group=GROUP)
-    return Flag(field.name, parser, default, help_text, spellings, (), choices, nargs, group=GROUP)
+    bare = literal(options.get("const"))
+    return Flag(field.name, parser, default, help_text, spellings, (), choices, nargs, bare=bare, group=GROUP)
 
 
 def _arg_options(metadata: list[ast.expr]) -> dict[str, ast.expr] | None:
