@@ -31,7 +31,7 @@ class MetricsHub:
         return {tracker.name: tracker.location() for tracker in self._trackers if tracker is not self._console}
 
     def wandb_run_id(self) -> str | None:
-        return next((tracker.run_id for tracker in self._trackers if tracker.name == "wandb"), None)
+        return next((tracker.run_id for tracker in self._trackers if tracker.run_id is not None), None)
 
     def log(self, metrics: Metrics, step_key: str, step: int) -> None:
         """Hand `metrics` to every tracker.

@@ -163,7 +163,7 @@ def correct_sample_metrics(rollout_data: RolloutBatch) -> dict[str, tuple[float,
     metrics = {}
     for column in ("response_lengths", "total_lengths"):
         lengths = [length for length, reward in zip(rollout_data[column], local, strict=True) if reward == 1]
-        metrics[f"correct_{column}"] = (float(sum(lengths)), len(lengths))
+        metrics[f"correct_{column}"] = (float(sum(lengths)), float(len(lengths)))
     return metrics
 
 

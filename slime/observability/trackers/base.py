@@ -12,6 +12,8 @@ class Tracker(abc.ABC):
     """Keeps metrics somewhere. Lives in the hub's process and is called from one thread."""
 
     name: str
+    run_id: str | None = None
+    """What the tracker's service calls the run, where it has names of its own."""
 
     @abc.abstractmethod
     def log(self, metrics: Metrics, step_key: str, step: int) -> None:

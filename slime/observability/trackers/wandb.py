@@ -52,14 +52,11 @@ class WandbTracker(Tracker):
             config=run_config,
             settings=settings,
         )
+        self.run_id = self._run.id
         for step_key in sorted(set(STEP_OF_FAMILY.values())):
             self._run.define_metric(step_key)
         for family, step_key in STEP_OF_FAMILY.items():
             self._run.define_metric(family, step_metric=step_key)
-
-    @property
-    def run_id(self) -> str:
-        return self._run.id
 
     def log(self, metrics: Metrics, step_key: str, step: int) -> None:
         self._run.log({**metrics, step_key: step})

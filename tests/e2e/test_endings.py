@@ -1,0 +1,51 @@
+"""However a run ends, no process of it stays. Each run here has a Ray cluster of its own, which must end too."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.tiny_run import tiny_run
+from tests.support.train_cli import RunningTrain, TrainCli
+
+START_TIMEOUT_S = 400
+END_TIMEOUT_S = 60
+
+
+@pytest.fixture
+def run(train_cli: TrainCli, tiny_model_dir: Path, tmp_path: Path) -> RunningTrain:
+    """A run in the middle of its work, with engine, router and trainer up."""
+    run = train_cli.start(*tiny_run(tiny_model_dir, tmp_path, num_rollout=100_000), own_cluster=True)
+    run.wait_for("rollout 0 |", START_TIMEOUT_S)
+    return run
+
+
+def one_process(run: RunningTrain, words: str) -> psutil.Process:
+    """The process of the run whose command line has `words`."""
+    (found,) = [process for process in run.leftovers() if words in " ".join(process.cmdline())]
+    return found
+
+
+def test_ctrl_c(run: RunningTrain) -> None:
+    run.interrupt()
+    result = run.wait(END_TIMEOUT_S)
+    assert result.returncode != 0
+    run.assert_nothing_left()
+    assert result.series("rollout/raw_reward"), "the metrics until then are kept"
+
+
+def test_killed_driver(run: RunningTrain) -> None:
+    run.kill()
+    assert run.wait(END_TIMEOUT_S).returncode == -signal.SIGKILL
+    run.assert_nothing_left()
+
+
+def test_crashed_trainer(run: RunningTrain) -> None:
+    """The run ends by itself, with a non-zero status and a word about what died."""
+    one_process(run, "ray::MegatronTrainRayActor").kill()
+    result = run.wait(END_TIMEOUT_S)
+    assert result.returncode != 0 and "ActorDied" in result.output
+    run.assert_nothing_left()
