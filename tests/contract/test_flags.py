@@ -122,7 +122,7 @@ def test_sglang_flags_are_those_of_its_own_parser() -> None:
     for dest, entry in declared.items():
         own = imported[dest]
         assert entry.default == own.default, dest
-        assert entry.nargs == own.nargs, dest
+        assert (entry.nargs, entry.bare) == (own.nargs, own.bare), dest
         assert entry.is_switch == own.is_switch, dest
         assert set(entry.spellings) <= set(own.spellings), dest
         assert entry.choices is None or entry.choices == own.choices, dest

@@ -17,10 +17,10 @@ Names are never abbreviated. A flag given twice takes its last value. The comman
 those over the model's config.json, that over the defaults shown here in brackets."""
 
 
-def print_help(flags: Iterable[Flag]) -> None:
-    """Print the text; a reader that closes the pipe early (`| head`) is fine."""
+def print_text(text: str) -> None:
+    """Print to standard output; a reader that closes the pipe early (`| head`) is fine."""
     try:
-        print(help_text(flags), flush=True)
+        print(text, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from slime.utils.arguments.command_line import parse_command_line
 from slime.utils.arguments.errors import ConfigError
-from slime.utils.arguments.help_text import print_help
+from slime.utils.arguments.help_text import help_text, print_text
 from slime.utils.arguments.hooks import check_hooks
 from slime.utils.arguments.pipeline import SLIME_RULES, apply_rules, rules_for
 from slime.utils.arguments.rules.context import Context
@@ -25,7 +25,7 @@ def parse_args(
 
     Command line over YAML over the model's config.json over defaults. `args.set_by_user` says, for every attribute
     that the user gave, where. A configuration that can't run ends the process with status 2 and one line per problem,
-    before anything is started.
+    before anything is started; so does `--help`, and `--dry-run` after its report, with status 0.
 
     Args:
         add_custom_arguments: adds options of one's own to the parser that it is given.
@@ -36,13 +36,16 @@ def parse_args(
         if add_custom_arguments is not None:
             table = table.with_custom(add_custom_arguments)
         if "--help" in words or "-h" in words:
-            print_help(table)
+            print_text(help_text(table))
             raise SystemExit(0)
         settings = merge_yaml_files(parse_command_line(words, table), table)
         args = namespace_of(settings, table)
         _resolve_and_check(args, table)
     except ConfigError as error:
         exit_with(error)
+    if args.dry_run is not None:
+        _print_dry_run(args, table)
+        raise SystemExit(0)
     return args
 
 
@@ -80,6 +83,12 @@ def _resolve_and_check(args: argparse.Namespace, table: FlagTable) -> None:
         rule(context)
     check_hooks(context)
     context.problems.raise_if_any()
+
+
+def _print_dry_run(args: argparse.Namespace, table: FlagTable) -> None:
+    from slime.utils.dry_run import dry_run_report
+
+    print_text(dry_run_report(args, table))
 
 
 def _complete(args: argparse.Namespace, table: FlagTable) -> None:

@@ -1,0 +1,117 @@
+"""Bytes per device that a run's tensors of known size take: an estimate before anything is started.
+
+Activations, collective buffers, CUDA graphs and allocator slack are not in it.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import dataclass
+
+from slime.utils.dry_run.batches import tokens_per_micro_batch
+from slime.utils.dry_run.engine_memory import EngineMemory, plan_engine_memory
+from slime.utils.dry_run.parameters import ParameterCount, count_rank_parameters
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+
+
+@dataclass(frozen=True)
+class TrainerMemory:
+    """Bytes of the training rank that holds most.
+
+    Attributes:
+        stage: its pipeline stage.
+        parameters: how many parameters it holds.
+        log_prob_buffers: logits of one micro-batch, their float32 copy and their gradient; None without a token limit.
+        host_copies: copies of the weights in host memory (actor, and reference), per rank.
+    """
+
+    stage: int
+    parameters: int
+    weights: int
+    gradients: int
+    optimizer_state: int
+    log_prob_buffers: int | None
+    host_copies: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer_state + (self.log_prob_buffers or 0)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What trainer and engine take; colocated and offloaded, they take turns."""
+
+    trainer: TrainerMemory | None
+    engine: EngineMemory | None
+    take_turns: bool
+
+
+def plan_memory(args: Namespace) -> Memory:
+    """The largest training rank and one engine device."""
+    trainer = None
+    if not args.debug_rollout_only:
+        stages = range(args.pipeline_model_parallel_size)
+        trainer = max((_stage_memory(args, stage) for stage in stages), key=lambda plan: plan.total)
+    return Memory(trainer, plan_engine_memory(args), args.offload_train and args.offload_rollout)
+
+
+def _stage_memory(args: Namespace, stage: int) -> TrainerMemory:
+    count = count_rank_parameters(args, stage)
+    size = BYTES[args.params_dtype]
+    trains = args.num_rollout != 0
+    copies = 1 + (args.kl_coef != 0 or args.use_kl_loss)
+    return TrainerMemory(
+        stage=stage,
+        parameters=count.total,
+        weights=count.total * size,
+        gradients=count.total * _gradient_size(args) if trains else 0,
+        optimizer_state=_optimizer_state(args, count) if trains else 0,
+        log_prob_buffers=_log_prob_buffers(args) if stage == args.pipeline_model_parallel_size - 1 else 0,
+        host_copies=count.total * size * copies,
+    )
+
+
+def _gradient_size(args: Namespace) -> int:
+    if args.accumulate_allreduce_grads_in_fp32 or args.use_precision_aware_optimizer:
+        return BYTES[args.main_grads_dtype] if args.use_precision_aware_optimizer else 4
+    return BYTES[args.params_dtype]
+
+
+def _optimizer_state(args: Namespace, count: ParameterCount) -> int:
+    """Float32 weights (where training is in less) and Adam's two moments, shared out over the replicas.
+
+    A rank's dense parameters have data x context parallel replicas; its experts' the ranks that are left when expert
+    tensor, expert and pipeline parallel ranks are set aside.
+    """
+    if args.optimizer_cpu_offload and args.optimizer_offload_fraction == 1.0:
+        return 0
+    per_parameter = _bytes_per_parameter(args)
+    dense_replicas = args.data_parallel_size * args.context_parallel_size
+    expert_ranks = args.expert_tensor_parallel_size * args.expert_model_parallel_size
+    expert_replicas = args.world_size // (expert_ranks * args.pipeline_model_parallel_size)
+    total = count.dense * per_parameter // dense_replicas + count.expert * per_parameter // max(expert_replicas, 1)
+    offloaded = args.optimizer_offload_fraction if args.optimizer_cpu_offload else 0.0
+    return int(total * (1 - offloaded))
+
+
+def _bytes_per_parameter(args: Namespace) -> int:
+    copy = 0 if args.params_dtype == "float32" else 4
+    if args.optimizer != "adam":
+        return copy + 4  # momentum
+    if args.use_precision_aware_optimizer:
+        copy = BYTES[args.main_params_dtype]
+        return copy + BYTES[args.exp_avg_dtype] + BYTES[args.exp_avg_sq_dtype]
+    return copy + 8
+
+
+def _log_prob_buffers(args: Namespace) -> int | None:
+    """The logits that the model gives in float32, one float32 work copy (of a chunk), and the logits' gradient."""
+    tokens = tokens_per_micro_batch(args)
+    if tokens is None:
+        return None
+    row = args.padded_vocab_size // args.tensor_model_parallel_size * 4
+    chunk = min(tokens, args.log_probs_chunk_size) if args.log_probs_chunk_size > 0 else tokens
+    model_output = 0 if args.params_dtype == "float32" else tokens * row // 2
+    return model_output + tokens * row + chunk * row + tokens * row

@@ -1,0 +1,63 @@
+"""Which bundle, and so which device, runs what."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Device:
+    """One bundle. `trainer` and `engine` are None where the bundle has none.
+
+    Attributes:
+        node, device: where it lies when nodes have `--num-gpus-per-node` devices.
+        trainer: rank and coordinates, such as {"rank": 5, "tp": 1, "cp": 0, "dp": 2, "pp": 0}.
+        engine: {"engine": index, "rank": which of the engine's devices}.
+    """
+
+    bundle: int
+    node: int
+    device: int
+    trainer: dict[str, int] | None
+    engine: dict[str, int] | None
+
+
+def plan_placement(args: Namespace) -> list[Device]:
+    """All bundles in device order (sorted by node address and device index when the run starts)."""
+    from slime.ray.placement_group import placement_group_layout
+
+    total, offset = placement_group_layout(args)
+    trainers = 0 if args.debug_rollout_only else args.actor_num_nodes * args.actor_num_gpus_per_node
+    served = 0 if args.debug_train_only or args.rollout_external else args.rollout_num_gpus or 0
+    return [
+        Device(
+            bundle,
+            *divmod(bundle, args.num_gpus_per_node),
+            trainer=rank_coordinates(args, bundle) if bundle < trainers else None,
+            engine=_engine_part(args, bundle - offset) if 0 <= bundle - offset < served else None,
+        )
+        for bundle in range(total)
+    ]
+
+
+def rank_coordinates(args: Namespace, rank: int) -> dict[str, int]:
+    """Where a training rank stands in each parallel dimension, in megatron-core's order (TP fastest).
+
+    Experts are laid out on their own: expert tensor parallel fastest, then expert parallel.
+    """
+    sizes = {"tp": args.tensor_model_parallel_size, "cp": args.context_parallel_size}
+    data, stages = {"dp": args.data_parallel_size}, {"pp": args.pipeline_model_parallel_size}
+    sizes |= stages | data if args.use_tp_pp_dp_mapping else data | stages
+    coordinates = {"rank": rank}
+    left = rank
+    for name, size in sizes.items():
+        left, coordinates[name] = divmod(left, size)
+    if args.num_experts:
+        coordinates["ep"] = rank // args.expert_tensor_parallel_size % args.expert_model_parallel_size
+    return coordinates
+
+
+def _engine_part(args: Namespace, position: int) -> dict[str, int]:
+    engine, rank = divmod(position, args.rollout_num_gpus_per_engine)
+    return {"engine": engine, "rank": rank}
