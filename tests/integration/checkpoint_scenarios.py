@@ -150,7 +150,7 @@ def scenario_stored_ep2(context: dict[str, str]) -> None:
 
 
 def scenario_after_sleep(context: dict[str, str]) -> None:
-    """Export, save and resume work on groups that were destroyed and rebuilt. The last scenario: it patches torch."""
+    """Export, save and resume work on groups that were destroyed and rebuilt. Patches torch: for ranks of its own."""
     monkey_patch_torch_dist()
     for model, flags in (("qwen3_tied", PP2), ("qwen3", "")):
         source, directory = Path(context["models"]) / model, save_dir(context, f"sleep_{model}")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import checkpoint_scenarios
 import pytest
 import torch
-from gloo_workers import run_scenarios, start_workers
 from safetensors.torch import load_file
 from tiny_hf import make_model
+
+from tests.support.gloo_world import GlooWorld
 
 ONE_PROCESS = [
     "resume_one_process",
@@ -34,7 +36,6 @@ TWO_PROCESSES = [
     "pp2_to_tp2",
     "stored_tp2",
     "stored_ep2",
-    "after_sleep",
 ]
 
 
@@ -46,40 +47,35 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"models": str(root / "models"), "out": str(root / "out"), "root": str(root)}
 
 
-@pytest.fixture(scope="module")
-def one_process(context: dict[str, str]) -> dict[str, str | None]:
-    return run_scenarios("checkpoint_scenarios", ONE_PROCESS, 1, context, Path(context["root"]) / "one")
-
-
-@pytest.fixture(scope="module")
-def two_processes(context: dict[str, str]) -> dict[str, str | None]:
-    return run_scenarios("checkpoint_scenarios", TWO_PROCESSES, 2, context, Path(context["root"]) / "two")
-
-
 @pytest.mark.parametrize("name", ONE_PROCESS)
-def test_one_process(one_process: dict[str, str | None], name: str) -> None:
+def test_one_process(gloo_world: Callable[[int], GlooWorld], context: dict[str, str], name: str) -> None:
     """C3: losses, gradient norms and learning rates after a resume equal the uninterrupted run's. C1, C4, L16."""
-    assert one_process[name] is None, one_process[name]
+    gloo_world(1).run(getattr(checkpoint_scenarios, f"scenario_{name}"), context)
 
 
 @pytest.mark.parametrize("name", TWO_PROCESSES)
-def test_two_processes(two_processes: dict[str, str | None], name: str) -> None:
+def test_two_processes(gloo_world: Callable[[int], GlooWorld], context: dict[str, str], name: str) -> None:
     """C3 under data, tensor, pipeline (interleaved) and expert parallelism, and from one layout to another."""
-    assert two_processes[name] is None, two_processes[name]
+    gloo_world(2).run(getattr(checkpoint_scenarios, f"scenario_{name}"), context)
+
+
+def test_after_sleep(context: dict[str, str]) -> None:
+    """Export, save and resume on groups that were destroyed and rebuilt; it patches torch, so in fresh ranks."""
+    with GlooWorld(2) as ranks:
+        ranks.run(checkpoint_scenarios.scenario_after_sleep, context)
 
 
 def test_killed_save_leaves_the_checkpoint_before_it(context: dict[str, str], tmp_path: Path) -> None:
     """SIGKILL in the middle of a save: the tracker names a complete checkpoint that loads; the next save works."""
     directory = tmp_path / "checkpoints"
     scene = {**context, "killed": str(directory)}
-    (worker,) = start_workers("checkpoint_scenarios", ["save_until_killed"], 1, scene, tmp_path / "log")
-    staging = _wait_for_save_in_progress(directory, worker)
-    os.killpg(worker.pid, signal.SIGKILL)
-    worker.wait()
+    with GlooWorld(1) as saver:
+        saver.submit(checkpoint_scenarios.scenario_save_until_killed, scene)
+        staging = _wait_for_save_in_progress(directory, saver)
     assert staging.is_dir(), "the kill came too late to interrupt the save"
     scene["last_complete"] = (directory / "latest_checkpointed_iteration.txt").read_text()
-    outcome = run_scenarios("checkpoint_scenarios", ["load_after_kill"], 1, scene, tmp_path / "log2")
-    assert outcome["load_after_kill"] is None, outcome["load_after_kill"]
+    with GlooWorld(1) as loader:
+        loader.run(checkpoint_scenarios.scenario_load_after_kill, scene)
 
 
 def test_conversion_tools(context: dict[str, str], tmp_path: Path) -> None:
@@ -103,11 +99,11 @@ def _run_tool(name: str, *arguments: object) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def _wait_for_save_in_progress(directory: Path, worker: subprocess.Popen[bytes]) -> Path:
+def _wait_for_save_in_progress(directory: Path, saver: GlooWorld) -> Path:
     """The staging directory of a third or later save that has begun to write."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        assert worker.poll() is None, "the saving process ended by itself"
+        assert saver.alive(), "the saving process ended by itself"
         if (directory / "iter_0000001").exists():
             started = [entry for entry in directory.glob(".iter_*.incomplete") if (entry / "common.pt").exists()]
             if started:

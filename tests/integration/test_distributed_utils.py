@@ -16,7 +16,7 @@ from slime.utils.distributed_utils import (
     tcp_init_method,
 )
 from slime.utils.misc import get_free_port
-from tests.integration.gloo_ranks import run_ranks
+from tests.support.gloo_world import run_ranks
 
 
 def test_ipv6_hosts_are_bracketed() -> None:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from slime.backends.megatron_utils import initialize
 from slime.utils import accelerator, distributed_utils, reloadable_process_group
-from tests.integration.gloo_ranks import run_ranks
+from tests.support.gloo_world import run_ranks
 
 LENGTHS = [13, 40, 7, 20, 20, 3]
 VOCABULARY = 96

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from slime.utils.accelerator.file_memory_saver import FileMemorySaver
 from slime.utils.accelerator.trainer_tensors import trainer_storages
 from slime.utils.memory_utils import resident_bytes
-from tests.integration.gloo_ranks import run_ranks
+from tests.support.gloo_world import run_ranks
 
 MIB = 1 << 20
 

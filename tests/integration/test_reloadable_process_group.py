@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from slime.utils import distributed_utils, reloadable_process_group
 from slime.utils.reloadable_process_group import ReloadableProcessGroup
-from tests.integration.gloo_ranks import run_ranks
+from tests.support.gloo_world import run_ranks
 
 
 def _join(rank: int, world_size: int, store: str) -> None:

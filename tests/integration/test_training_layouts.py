@@ -2,41 +2,35 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from gloo_workers import run_scenarios
+import train_scenarios
 from tiny_hf import make_model
 from train_scenarios import PAIRS
 
-ONE_PROCESS = ["reference", "on_policy", "bf16", "infinite_gradient"]
+from tests.support.gloo_world import GlooWorld
+
+ONE_PROCESS = ["on_policy", "bf16", "infinite_gradient"]
 TWO_PROCESSES = [f"{layout}_{mode}" for layout, mode in PAIRS]
 
 
 @pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def context(gloo_world: Callable[[int], GlooWorld], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The model's directory, and what one process with one sample per micro-batch computes."""
     root = tmp_path_factory.mktemp("layouts")
-    return {"root": str(root), "model": str(make_model("qwen3", root / "model"))}
-
-
-@pytest.fixture(scope="module")
-def one_process(context: dict[str, str]) -> dict[str, str | None]:
-    return run_scenarios("train_scenarios", ONE_PROCESS, 1, context, Path(context["root"]) / "one")
-
-
-@pytest.fixture(scope="module")
-def two_processes(context: dict[str, str], one_process: dict[str, str | None]) -> dict[str, str | None]:
-    assert one_process["reference"] is None, one_process["reference"]
-    return run_scenarios("train_scenarios", TWO_PROCESSES, 2, context, Path(context["root"]) / "two")
+    context = {"root": str(root), "model": str(make_model("qwen3", root / "model"))}
+    gloo_world(1).run(train_scenarios.scenario_reference, context)
+    return context
 
 
 @pytest.mark.parametrize("name", ONE_PROCESS)
-def test_one_process(one_process: dict[str, str | None], name: str) -> None:
-    """Packing does not matter; the first step is exactly on-policy; X13: an infinite gradient skips one step."""
-    assert one_process[name] is None, one_process[name]
+def test_one_process(gloo_world: Callable[[int], GlooWorld], context: dict[str, str], name: str) -> None:
+    """The first step is exactly on-policy; X13: an infinite gradient skips one step."""
+    gloo_world(1).run(getattr(train_scenarios, f"scenario_{name}"), context)
 
 
 @pytest.mark.parametrize("name", TWO_PROCESSES)
-def test_two_processes(two_processes: dict[str, str | None], name: str) -> None:
+def test_two_processes(gloo_world: Callable[[int], GlooWorld], context: dict[str, str], name: str) -> None:
     """Log-probs, metrics and gradient norms equal those of one process with one sample per micro-batch."""
-    assert two_processes[name] is None, two_processes[name]
+    gloo_world(2).run(train_scenarios.scenario_layout, context, name)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from gloo_workers import run_scenarios
+import weight_scenarios
 from tiny_hf import MODELS, make_model
+
+from tests.support.gloo_world import GlooWorld
 
 ONE_PROCESS = [
     "single_qwen3_tied",
@@ -36,23 +38,13 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"models": str(root / "models"), "out": str(root / "out"), "root": str(root)}
 
 
-@pytest.fixture(scope="module")
-def one_process(context: dict[str, str]) -> dict[str, str | None]:
-    return run_scenarios("weight_scenarios", ONE_PROCESS, 1, context, Path(context["root"]) / "one")
-
-
-@pytest.fixture(scope="module")
-def two_processes(context: dict[str, str]) -> dict[str, str | None]:
-    return run_scenarios("weight_scenarios", TWO_PROCESSES, 2, context, Path(context["root"]) / "two")
-
-
 @pytest.mark.parametrize("name", ONE_PROCESS)
-def test_one_process(one_process: dict[str, str | None], name: str) -> None:
+def test_one_process(gloo_world: Callable[[int], GlooWorld], context: dict[str, str], name: str) -> None:
     """Each family, tied and untied, from one file and from many (C8); bad directories are refused."""
-    assert one_process[name] is None, one_process[name]
+    gloo_world(1).run(getattr(weight_scenarios, f"scenario_{name}"), context)
 
 
 @pytest.mark.parametrize("name", TWO_PROCESSES)
-def test_two_processes(two_processes: dict[str, str | None], name: str) -> None:
+def test_two_processes(gloo_world: Callable[[int], GlooWorld], context: dict[str, str], name: str) -> None:
     """The same under tensor, pipeline (also interleaved), data and expert parallelism."""
-    assert two_processes[name] is None, two_processes[name]
+    gloo_world(2).run(getattr(weight_scenarios, f"scenario_{name}"), context)

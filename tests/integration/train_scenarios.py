@@ -1,4 +1,4 @@
-"""Scenarios of `test_training_layouts`: the same rollout trained under many layouts; see `gloo_workers`.
+"""Scenarios of `test_training_layouts`: the same rollout trained under many layouts.
 
 One process writes the reference (log-probs, metrics, gradient norms); every layout must give the same.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -208,10 +208,6 @@ def scenario_reference(context: dict[str, str]) -> None:
         check_against_reference(context, name, "--max-tokens-per-gpu 1000 --data-pad-size-multiplier 64")
 
 
-def _layout_scenario(mode: str, flags: str) -> Callable[[dict[str, str]], None]:
-    return lambda context: check_against_reference(context, mode, flags)
-
-
 LAYOUTS = {
     "dp2": "",
     "dp2_balanced": "--balance-data --balance-by-flops",
@@ -226,8 +222,12 @@ PAIRS = [
     *itertools.product(LAYOUTS, ["mean"]), *itertools.product(["dp2", "cp2", "pp2"], ["token"]),
     *itertools.product(["dp2", "cp2"], ["sft", "gspo", "rpp"]),
 ]  # fmt: skip
-for _layout, _mode in PAIRS:
-    globals()[f"scenario_{_layout}_{_mode}"] = _layout_scenario(_mode, LAYOUTS[_layout])
+
+
+def scenario_layout(context: dict[str, str], name: str) -> None:
+    """`<layout>_<mode>` of `PAIRS` against the reference."""
+    layout, _, mode = name.rpartition("_")
+    check_against_reference(context, mode, LAYOUTS[layout])
 
 
 def scenario_on_policy(context: dict[str, str]) -> None:

@@ -1,9 +1,14 @@
-"""A set of processes that form one gloo world and run one function after another, each in a fresh Megatron state."""
+"""Sets of gloo processes for tests: a session-wide pool that many layouts share, and fresh ranks for a single call.
+
+All are forked from one server that has torch and Megatron loaded, so a rank costs milliseconds, not seconds.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
+import shutil
 import sys
 import tempfile
 import time
@@ -14,6 +19,7 @@ from typing import Any
 
 from tests.support import gloo_worker
 
+PRELOAD = ["tests.support.gloo_preload"]
 START_TIMEOUT_S = 120.0
 GRACE_AFTER_ERROR_S = 3.0
 
@@ -23,12 +29,23 @@ class GlooWorldError(AssertionError):
 
 
 class GlooWorld:
-    """`size` ranks that stay up between calls: starting them costs seconds, a call milliseconds."""
+    """`size` ranks that form one gloo world and stay up between calls.
+
+    As a context manager it ends its processes on leaving.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self._joined = True
         self._processes: list[multiprocessing.process.BaseProcess] = []
         self._connections: list[Connection] = []
+        self._directory: Path | None = None
+
+    def __enter__(self) -> GlooWorld:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def run(self, function: Callable[..., Any], *args: Any, timeout: float = 120.0, **kwargs: Any) -> list[Any]:
         """Call `function(*args, **kwargs)` on every rank; the results by rank.
@@ -41,12 +58,8 @@ class GlooWorld:
             GlooWorldError: also ends the processes, since the ranks no longer agree; the next call starts new ones.
         """
         started = time.monotonic()
-        if not self._processes:
-            self._start()
-            timeout += START_TIMEOUT_S
-        job = pickle.dumps((list(sys.path), function.__module__, function.__qualname__, pickle.dumps((args, kwargs))))
-        for connection in self._connections:
-            connection.send_bytes(job)
+        timeout += 0.0 if self._processes else START_TIMEOUT_S
+        self.submit(function, *args, **kwargs)
         answers = self._collect(started + timeout)
         failures = [f"rank {rank}: {answer[1]}" for rank, answer in enumerate(answers) if answer[0] != "ok"]
         if failures:
@@ -54,24 +67,44 @@ class GlooWorld:
             raise GlooWorldError(f"{function.__qualname__} on {self.size} ranks:\n" + "\n".join(failures))
         return [pickle.loads(answer[1]) for answer in answers]
 
+    def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Start `function` on every rank without waiting; for ranks that are going to be killed with `close`."""
+        if not self._processes:
+            self._start()
+        job = pickle.dumps((list(sys.path), function.__module__, function.__qualname__, pickle.dumps((args, kwargs))))
+        for connection in self._connections:
+            connection.send_bytes(job)
+
+    def alive(self) -> bool:
+        """Whether every rank's process is running."""
+        return bool(self._processes) and all(process.is_alive() for process in self._processes)
+
     def close(self) -> None:
-        """End the processes."""
+        """SIGKILL every rank; they have nothing to save."""
         for process in self._processes:
-            process.kill()  # they have nothing to save
+            process.kill()
         for process in self._processes:
             process.join()
         for connection in self._connections:
             connection.close()
-        self._processes, self._connections = [], []
+        if self._directory is not None:
+            shutil.rmtree(self._directory)
+        self._processes, self._connections, self._directory = [], [], None
+
+    @property
+    def store(self) -> str:
+        """A path for the ranks' rendezvous."""
+        assert self._directory is not None
+        return str(self._directory / "store")
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        rendezvous = Path(tempfile.mkdtemp(prefix="gloo-")) / "store"
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOAD)
+        self._directory = Path(tempfile.mkdtemp(prefix="gloo-"))
         for rank in range(self.size):
             ours, theirs = context.Pipe()
-            process = context.Process(
-                target=gloo_worker.main, args=(rank, self.size, str(rendezvous), theirs), daemon=True
-            )
+            arguments = (rank, self.size, self.store, self._joined, os.getcwd(), theirs)
+            process = context.Process(target=gloo_worker.main, args=arguments, daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)
@@ -97,3 +130,21 @@ class GlooWorld:
         except EOFError:
             self._processes[rank].join(timeout=5.0)
             return "died", f"ended with status {self._processes[rank].exitcode}"
+
+
+class FreshRanks(GlooWorld):
+    """Ranks that have joined no group yet, for tests of how a process joins one or patches torch."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self._joined = False
+
+
+def run_ranks(function: Callable[..., Any], size: int, *args: Any, timeout: float = 120.0) -> list[Any]:
+    """`function(rank, size, store path, *args)` in `size` fresh processes; what each returned.
+
+    Raises:
+        GlooWorldError: see `GlooWorld.run`.
+    """
+    with FreshRanks(size) as ranks:
+        return ranks.run(gloo_worker.with_rank, function, args, timeout=timeout)
