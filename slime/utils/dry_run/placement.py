@@ -33,7 +33,8 @@ def plan_placement(args: Namespace) -> list[Device]:
     return [
         Device(
             bundle,
-            *divmod(bundle, args.num_gpus_per_node),
+            node=bundle // args.num_gpus_per_node,
+            device=bundle % args.num_gpus_per_node,
             trainer=rank_coordinates(args, bundle) if bundle < trainers else None,
             engine=_engine_part(args, bundle - offset) if 0 <= bundle - offset < served else None,
         )

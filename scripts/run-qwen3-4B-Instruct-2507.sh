@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# GRPO on math prompts with Qwen3-4B-Instruct-2507, colocated on one node of 8 GPUs. Settings: see lib/launch.sh.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib/launch.sh"
+use_model qwen3-4B-Instruct-2507
+PARALLEL_ARGS=(--tensor-model-parallel-size 2 --sequence-parallel)
+launch "$@"

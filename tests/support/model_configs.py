@@ -1,0 +1,93 @@
+"""config.json of published models: what the model and run scripts must agree with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Facts(NamedTuple):
+    """Sizes as the authors published them."""
+
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    rope: float
+    tied: bool
+    eps: float = 1e-6
+    kind: str = "qwen3"
+    extra: dict[str, Any] = {}  # noqa: RUF012 (never changed)
+
+
+def _experts(width: int) -> dict[str, Any]:
+    return {
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": width,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+def _llama_rope(factor: float) -> dict[str, Any]:
+    scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    return {"rope_scaling": {**scaling, "original_max_position_embeddings": 8192}, "max_position_embeddings": 131072}
+
+
+PUBLISHED = {
+    "qwen2.5-0.5B": Facts(24, 896, 4864, 14, 2, 64, 151936, 1e6, True, kind="qwen2"),
+    "qwen2.5-1.5B": Facts(28, 1536, 8960, 12, 2, 128, 151936, 1e6, True, kind="qwen2"),
+    "qwen2.5-3B": Facts(36, 2048, 11008, 16, 2, 128, 151936, 1e6, True, kind="qwen2"),
+    "qwen2.5-7B": Facts(28, 3584, 18944, 28, 4, 128, 152064, 1e6, False, kind="qwen2"),
+    "qwen2.5-32B": Facts(64, 5120, 27648, 40, 8, 128, 152064, 1e6, False, 1e-5, kind="qwen2"),
+    "qwen3-0.6B": Facts(28, 1024, 3072, 16, 8, 128, 151936, 1e6, True),
+    "qwen3-1.7B": Facts(28, 2048, 6144, 16, 8, 128, 151936, 1e6, True),
+    "qwen3-4B": Facts(36, 2560, 9728, 32, 8, 128, 151936, 1e6, True),
+    "qwen3-4B-Instruct-2507": Facts(36, 2560, 9728, 32, 8, 128, 151936, 5e6, True),
+    "qwen3-8B": Facts(36, 4096, 12288, 32, 8, 128, 151936, 1e6, False),
+    "qwen3-14B": Facts(40, 5120, 17408, 40, 8, 128, 151936, 1e6, False),
+    "qwen3-32B": Facts(64, 5120, 25600, 64, 8, 128, 151936, 1e6, False),
+    "llama3.1-8B-Instruct": Facts(
+        32, 4096, 14336, 32, 8, 128, 128256, 5e5, False, 1e-5, kind="llama", extra=_llama_rope(8.0)
+    ),
+    "llama3.2-3B-Instruct": Facts(
+        28, 3072, 8192, 24, 8, 128, 128256, 5e5, True, 1e-5, kind="llama", extra=_llama_rope(32.0)
+    ),
+    "qwen3-30B-A3B": Facts(
+        48, 2048, 6144, 32, 4, 128, 151936, 1e6, False, kind="qwen3_moe", extra=_experts(768)
+    ),
+    "qwen3-235B-A22B": Facts(
+        94, 4096, 12288, 64, 4, 128, 151936, 1e6, False, kind="qwen3_moe", extra=_experts(1536)
+    ),
+}  # fmt: skip
+
+
+def write_model_folder(name: str, folder: Path) -> Path:
+    """A Hugging Face folder of that model with nothing but its config.json."""
+    facts = PUBLISHED[name]
+    config = {
+        "model_type": facts.kind,
+        "num_hidden_layers": facts.layers,
+        "hidden_size": facts.hidden,
+        "intermediate_size": facts.ffn,
+        "num_attention_heads": facts.heads,
+        "num_key_value_heads": facts.kv_heads,
+        "head_dim": facts.head_dim,
+        "vocab_size": facts.vocab,
+        "rope_theta": facts.rope,
+        "tie_word_embeddings": facts.tied,
+        "rms_norm_eps": facts.eps,
+        "hidden_act": "silu",
+        "attention_dropout": 0.0,
+        "max_position_embeddings": 40960,
+        **facts.extra,
+    }
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
