@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
+import tempfile
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -34,11 +36,20 @@ def _fork_workers(result: Any, *args: Any, **kwargs: Any) -> None:
     multiprocessing.set_start_method("fork", force=True)
 
 
+def _load_file(ipc_name: str) -> str:
+    """Where the scheduler publishes its load: in the server's temporary folder, which is removed with the server.
+
+    SGLang's own place is /dev/shm, where a file stays for every server that ever ran.
+    """
+    return os.path.join(tempfile.gettempdir(), f"{os.path.basename(ipc_name)}.load")
+
+
 REPLACED: dict[str, Callable[..., Any]] = {
     # Batch-invariant mode patches torch operators with Triton kernels; the CPU's operators stay as they are.
     "sglang.srt.batch_invariant_ops.enable_batch_invariant_mode": _no_op,
     # Pinning host memory for a GPU.
     "sglang.srt.mem_cache.pool_host.common._cuda_host_register": _no_op,
+    "sglang.srt.managers.load_snapshot.shm_path_for": _load_file,
     # A Triton kernel on GPUs and an sgl_kernel operator on CPUs; here plain PyTorch, the same hash.
     "sglang.kernels.ops.sampling.murmur_hash.murmur_hash32": murmur_hash32,
 }

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from slime.backends.megatron_utils.update_weight.from_tensor import engine_ranks
-from slime.backends.megatron_utils.update_weight.tensor_payload import flatten
+from slime.backends.megatron_utils.update_weight.tensor_payload import fill, layout
 
 _REPOSITORY = Path(__file__).parents[2]
 # Sends as a trainer would, from a process of its own: torch's shared-memory manager lives as long as the sender.
@@ -47,7 +47,8 @@ def tensors() -> list[tuple[str, torch.Tensor]]:
 
 
 def test_every_tensor_comes_back_bit_for_bit() -> None:
-    flat, metadata = flatten(tensors())
+    metadata, size = layout(tensors())
+    flat = fill(torch.empty(size, dtype=torch.uint8), tensors(), metadata)
     for (name, tensor), entry in zip(tensors(), metadata, strict=True):
         back = flat[entry.start_idx : entry.end_idx].view(entry.dtype).reshape(entry.shape)
         assert (entry.name, entry.numel) == (name, tensor.numel() * tensor.element_size())
@@ -56,7 +57,7 @@ def test_every_tensor_comes_back_bit_for_bit() -> None:
 
 def test_an_empty_bucket_is_refused() -> None:
     with pytest.raises(ValueError, match="must hold a tensor"):
-        flatten([])
+        layout([])
 
 
 @pytest.mark.parametrize("how", ["shared", "by value"])

@@ -7,11 +7,13 @@ the server reads the metadata by attribute. Written for sglang 0.5.23.
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import logging
 import pickle
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
 from typing import Any
@@ -31,18 +33,33 @@ _ALIGNMENT = 16
 class TensorPayload:
     """A serialised bucket; keep it until the server has read it, because its memory may be shared.
 
+    A bucket on a device goes by reference to the device's memory, one in host memory by reference to shared memory, or
+    by value (15 times slower) when that has no room.
+
     Attributes:
         text: what is sent.
     """
 
     def __init__(self, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
-        flat, metadata = flatten(named_tensors)
-        self._bucket = {"flattened_tensor": flat, "metadata": metadata}
-        self.text = base64.b64encode(_dump(self._bucket)).decode()
+        metadata, size = layout(named_tensors)
+        device = named_tensors[0][1].device
+        if device.type != "cpu":
+            self._flat = fill(torch.empty(size, dtype=torch.uint8, device=device), named_tensors, metadata)
+            pickled = _pickle_on_device(self._flat, metadata)
+        elif shutil.disk_usage(_SHARED_MEMORY).free > size + _SPARE_BYTES:
+            with _file_system_sharing():
+                storage = torch.UntypedStorage._new_shared(size)
+                self._flat = fill(torch.empty(0, dtype=torch.uint8).set_(storage), named_tensors, metadata)
+                pickled = _fork_pickle(self._flat, metadata)
+        else:
+            _warn_by_value()
+            self._flat = fill(torch.empty(size, dtype=torch.uint8), named_tensors, metadata)
+            pickled = pickle.dumps(_bucket(self._flat, metadata))
+        self.text = base64.b64encode(pickled).decode()
 
 
-def flatten(named_tensors: Sequence[tuple[str, Tensor]]) -> tuple[Tensor, list[SimpleNamespace]]:
-    """One byte tensor that holds all, and for each: name, shape, dtype, start_idx, end_idx, numel (in bytes).
+def layout(named_tensors: Sequence[tuple[str, Tensor]]) -> tuple[list[SimpleNamespace], int]:
+    """Where each tensor lies in the flat one: name, shape, dtype, start_idx, end_idx, numel (in bytes); and its size.
 
     Each begins at a multiple of 16 bytes, so that tensors of several dtypes can be viewed in place.
 
@@ -61,33 +78,50 @@ def flatten(named_tensors: Sequence[tuple[str, Tensor]]) -> tuple[Tensor, list[S
                 name=name, shape=tensor.shape, dtype=tensor.dtype, start_idx=start, end_idx=end, numel=size
             )
         )
-    flat = torch.empty(end, dtype=torch.uint8, device=named_tensors[0][1].device)
+    return metadata, end
+
+
+def fill(flat: Tensor, named_tensors: Sequence[tuple[str, Tensor]], metadata: Sequence[SimpleNamespace]) -> Tensor:
+    """Copy every tensor to its place in the byte tensor `flat`; `flat`."""
     for (_, tensor), entry in zip(named_tensors, metadata, strict=True):
-        flat[entry.start_idx : entry.end_idx].copy_(tensor.detach().contiguous().view(-1).view(torch.uint8))
-    return flat, metadata
+        place = flat[entry.start_idx : entry.end_idx].view(entry.dtype).view(entry.shape)
+        place.copy_(tensor.detach())
+    return flat
 
 
-def _dump(bucket: dict[str, Any]) -> bytes:
-    """Pickle by reference to memory that the server can map; by value when the host has no room for that."""
-    flat: Tensor = bucket["flattened_tensor"]
-    if not flat.is_cpu:
-        from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
+def _bucket(flat: Tensor, metadata: Sequence[SimpleNamespace]) -> dict[str, Any]:
+    return {"flattened_tensor": flat, "metadata": metadata}
 
-        monkey_patch_torch_reductions()  # names a device by its UUID: the server may number devices differently
-        return _fork_pickle(bucket)
-    if shutil.disk_usage(_SHARED_MEMORY).free < flat.numel() + _SPARE_BYTES:
-        logger.warning("%s has no room for a bucket of %d bytes: weights go by value", _SHARED_MEMORY, flat.numel())
-        return pickle.dumps(bucket)
-    # By file descriptor, torch's default, the tensor would kill the server, which can't ask this process for it.
+
+def _pickle_on_device(flat: Tensor, metadata: Sequence[SimpleNamespace]) -> bytes:
+    from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
+
+    monkey_patch_torch_reductions()  # names a device by its UUID: the server may number devices differently
+    return _fork_pickle(flat, metadata)
+
+
+def _fork_pickle(flat: Tensor, metadata: Sequence[SimpleNamespace]) -> bytes:
+    buffer = io.BytesIO()
+    ForkingPickler(buffer).dump(_bucket(flat, metadata))
+    return buffer.getvalue()
+
+
+@contextmanager
+def _file_system_sharing() -> Iterator[None]:
+    """By file descriptor, torch's default, a tensor would kill the server, which can't ask this process for it."""
     previous = torch.multiprocessing.get_sharing_strategy()
     torch.multiprocessing.set_sharing_strategy("file_system")
     try:
-        return _fork_pickle(bucket)
+        yield
     finally:
         torch.multiprocessing.set_sharing_strategy(previous)
 
 
-def _fork_pickle(bucket: dict[str, Any]) -> bytes:
-    buffer = io.BytesIO()
-    ForkingPickler(buffer).dump(bucket)
-    return buffer.getvalue()
+@functools.cache
+def _warn_by_value() -> None:
+    """Once in a process."""
+    logger.warning(
+        "%s has no room for a bucket of weights: they are sent by value, which is slow "
+        "(make it larger, in a container with --shm-size, or lower --update-weight-buffer-size)",
+        _SHARED_MEMORY,
+    )

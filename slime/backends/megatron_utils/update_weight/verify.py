@@ -40,7 +40,7 @@ def verify_engines(
     if is_first:
         refs = [engine.verify_weights.remote(str(folder)) for engine in engines]
         equal = get_all(refs, timeout=VERIFY_SECONDS, what="comparing the engines' weights with the trainer's")
-        shutil.rmtree(folder)
+        shutil.rmtree(folder.parent)
         logger.info("weights %d: %s tensors of the engines equal the trainer's bit for bit", weight_version, equal)
     dist.barrier(get_gloo_group())
 
