@@ -30,7 +30,7 @@ class GuardedProcess:
 
     @property
     def pid(self) -> int:
-        """Id of the supervisor; the command is its child."""
+        """Id of the process in front; the supervisor is its child, and the command the supervisor's."""
         return self._supervisor.pid
 
     def poll(self) -> int | None:

@@ -3,9 +3,10 @@
     python -I -S guard_supervisor.py OWNER_PID SCRATCH COMMAND...
 
 Standard input is a pipe that the owner holds open. When it closes, or the owner is gone, every process that the
-command started is killed. The supervisor adopts orphans (PR_SET_CHILD_SUBREAPER), so a descendant that began a
-session of its own is found too. With SCRATCH 1 the command's TMPDIR is a folder that is removed at the end. A
-line on the pipe asks for an end: `TERM seconds` (SIGTERM first) or `KILL`.
+command started is killed. The process that the owner starts only stands in front of the one that supervises.
+The supervisor adopts orphans (PR_SET_CHILD_SUBREAPER), so a descendant that began a session of its own is found
+too. With SCRATCH 1 the command's TMPDIR is a folder that is removed at the end. A line on the pipe asks for an
+end: `TERM seconds` (SIGTERM first) or `KILL`.
 """
 
 import contextlib
@@ -115,8 +116,8 @@ def end_all(command: int, seconds: float) -> int:
             return -signal.SIGKILL if status is None else status
 
 
-def supervise(owner: int, arguments: list[str]) -> int:
-    """Wait until the command ends, the owner asks for its end, or the owner is gone; the command's exit status."""
+def supervise(front: int, arguments: list[str]) -> int:
+    """Wait until the command ends, the owner asks for its end, or owner or front is gone; the command's status."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     command = start(arguments)
     while True:
@@ -128,23 +129,49 @@ def supervise(owner: int, arguments: list[str]) -> int:
         if readable:
             request = os.read(0, 64).split()
             return end_all(command, float(request[1]) if request[:1] == [b"TERM"] else 0.0)
-        if os.getppid() != owner:
+        if os.getppid() != front:
             return end_all(command, 0.0)
 
 
-def supervise_with_scratch() -> int:
+def supervise_with_scratch(front: int, arguments: list[str]) -> int:
     """Like `supervise`, with a TMPDIR whose path is short enough for the sockets in it."""
     with tempfile.TemporaryDirectory(prefix="slime-", ignore_cleanup_errors=True) as folder:
         os.environ["TMPDIR"] = folder
-        return supervise(int(sys.argv[1]), sys.argv[3:])
+        return supervise(front, arguments)
 
 
-if __name__ == "__main__":
-    for signum in IGNORED:
-        signal.signal(signum, signal.SIG_IGN)
-    code = supervise_with_scratch() if sys.argv[2] == "1" else supervise(int(sys.argv[1]), sys.argv[3:])
-    if code < 0:  # end by the same signal, so that the owner sees what happened
+def stand_in_front(owner: int, supervisor: int) -> int:
+    """Wait for the supervisor; its exit status. Ends when the owner is gone, which ends the supervisor."""
+    while True:
+        signal.sigtimedwait([signal.SIGCHLD], POLL_SECONDS)
+        pid, status = os.waitpid(supervisor, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        if os.getppid() != owner:
+            os._exit(1)
+
+
+def leave(code: int) -> None:
+    """Exit, by the same signal if the command ended by one, so that the owner sees what happened."""
+    if code < 0:
         if -code in IGNORED:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
+
+
+def main(owner: int, scratch: bool, arguments: list[str]) -> None:
+    """Fork the supervisor, so that it is no child of the owner: Ray kills the children of a worker that it kills."""
+    for signum in IGNORED:
+        signal.signal(signum, signal.SIG_IGN)
+    front = os.getpid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    supervisor = os.fork()
+    if supervisor:
+        leave(stand_in_front(owner, supervisor))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+    leave(supervise_with_scratch(front, arguments) if scratch else supervise(front, arguments))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2] == "1", sys.argv[3:])

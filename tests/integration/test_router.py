@@ -108,7 +108,8 @@ def test_it_starts_fast_and_small(tmp_path: Path) -> None:
     started = time.monotonic()
     router = start_router(arguments(tmp_path))
     seconds = time.monotonic() - started
-    (process,) = psutil.Process(router._process.pid).children()
+    process = psutil.Process(router._process.pid).children(recursive=True)[-1]
+    assert "slime.ray.router_process" in process.cmdline()
     resident = process.memory_info().rss
     router.stop()
     assert resident < 150e6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from slime.ray.guard import spawn_guarded, tail
@@ -81,15 +83,27 @@ def test_tree_is_killed_when_the_owner_is(tmp_path: Path, signum: int) -> None:
     assert wait_for(lambda: not any(alive(pid) for pid in [*pids, supervisor]))
 
 
-def test_command_dies_with_its_supervisor(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    process = spawn_guarded(
-        [sys.executable, "-c", "import os,time; print(os.getpid(), flush=True); time.sleep(600)"], log_path=log
-    )
-    (pid,) = pids_in(log, 1)
-    os.kill(process.pid, signal.SIGKILL)
-    assert wait_for(lambda: not alive(pid))
+@pytest.mark.parametrize("killed", ["front", "supervisor"])
+def test_command_dies_with_what_guards_it(tmp_path: Path, killed: str) -> None:
+    """Ray kills the children of a worker that it kills: of a guard that is the process in front."""
+    code = "import os, tempfile, time; print(os.getpid(), tempfile.gettempdir(), flush=True); time.sleep(600)"
+    process = spawn_guarded([sys.executable, "-c", code], log_path=tmp_path / "log", scratch=True)
+    assert wait_for(lambda: len(process.log_tail().split()) == 2)
+    pid, folder = process.log_tail().split()
+    (supervisor,) = psutil.Process(process.pid).children()
+    os.kill(process.pid if killed == "front" else supervisor.pid, signal.SIGKILL)
+    assert wait_for(lambda: not alive(int(pid)))
     assert process.wait(10) == -signal.SIGKILL
+    assert killed == "supervisor" or wait_for(lambda: not Path(folder).exists())
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_temporary_folder_of_the_command_is_removed_with_it(tmp_path: Path) -> None:
+    code = "import tempfile; print(tempfile.mkdtemp())"
+    process = spawn_guarded([sys.executable, "-c", code], log_path=tmp_path / "log", scratch=True)
+    assert process.wait(20) == 0
+    inside = Path(process.log_tail())
+    assert inside.parent.name.startswith("slime-") and not inside.parent.exists()
 
 
 @pytest.mark.parametrize(("code", "status"), [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", -9)])
