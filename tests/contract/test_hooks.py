@@ -1,6 +1,6 @@
 """Every hook: the right signature is accepted, a wrong one is an error that shows the right one.
 
-A hook of one's own can be tested in the same way: `hook_problems(HOOK[dest], name, "package.module.function") == []`.
+For tests of your own hooks see test_template_own_hooks.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slime.utils.arguments.hooks import HOOKS, hook_problems
+from slime.utils.arguments.hooks import HOOKS, assert_hook, hook_problems
 from slime.utils.arguments.table import flag_table
 
 HOOK = {hook.dest: hook for hook in HOOKS}
@@ -41,6 +41,7 @@ def custom_megatron_init_path(args): ...
 def custom_megatron_before_log_prob_hook_path(args, model_chunks, store_prefix): ...
 def custom_megatron_before_train_step_hook_path(args, rollout_id, step_id, model, optimizer, opt_param_scheduler): ...
 def custom_model_provider_path(pre_process, post_process, vp_stage=None): ...
+def spec(args, config, vp_stage): ...
 def custom_update_weight_post_write_path(args, version_dir, rollout_engines): ...
 
 
@@ -101,7 +102,19 @@ def test_every_path_flag_is_a_hook() -> None:
         for entry in flag_table()
         if entry.dest.endswith("_path") and not entry.is_switch and not entry.group.startswith("SGLang")
     }
-    assert paths - not_hooks == set(HOOK)
+    assert paths - not_hooks == set(HOOK) - {"spec"}
+
+
+def test_spec_is_a_layer_spec_or_a_provider() -> None:
+    assert problems("spec", "spec") == problems("spec", "custom_model_provider_path") == []
+
+
+def test_assert_hook_for_ones_own_tests() -> None:
+    assert_hook("--custom-rm-path", "hooks_under_test.custom_rm_path")
+    with pytest.raises(AssertionError, match="expected async fn"):
+        assert_hook("--custom-rm-path", "hooks_under_test.takes_nothing")
+    with pytest.raises(AssertionError, match=r"names no function \(did you mean --custom-rm-path"):
+        assert_hook("--custom-rm-pat", "hooks_under_test.custom_rm_path")
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_base_resolves(base: BaseConfig) -> None:
         (["--offload", "--no-offload-train"], "contradicts --offload"),
         (["--custom-rm-path", "nowhere.reward"], "--custom-rm-path nowhere.reward: can't be imported"),
         (["--custom-rm-path", "os.path.join"], "is not an async function; expected async fn(args, sample"),
-        (["--spec", "nowhere", "f"], "--spec nowhere f: can't be imported"),
+        (["--spec", "nowhere", "f"], "--spec nowhere.f: can't be imported"),
     ],
 )
 def test_refused(base: BaseConfig, capsys: pytest.CaptureFixture[str], words: list[str], part: str) -> None:
