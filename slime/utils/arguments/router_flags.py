@@ -37,8 +37,10 @@ def router_flags() -> tuple[Flag, ...]:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     RouterArgs.add_cli_args(parser, use_router_prefix=True, exclude_host_port=True)
     flags = [entry for entry in flags_of_parser(parser, "SGLang router") if entry.dest.startswith(PREFIX)]
-    return tuple(
-        dataclasses.replace(entry, default=_DEFAULTS.get(entry.dest, entry.default))
-        for entry in flags
-        if entry.dest not in _NOT_EXPOSED
-    )
+    return tuple(_adapted(entry) for entry in flags if entry.dest not in _NOT_EXPOSED)
+
+
+def _adapted(entry: Flag) -> Flag:
+    """With our default, and the choices sorted: the router lists some in another order each time."""
+    choices = None if entry.choices is None else tuple(sorted(entry.choices))
+    return dataclasses.replace(entry, default=_DEFAULTS.get(entry.dest, entry.default), choices=choices)
