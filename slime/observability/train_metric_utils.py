@@ -28,7 +28,7 @@ SAMPLE_COLUMNS = ("response_lengths", "total_lengths", "rewards", "truncated", "
 # Numbers that name or arrange samples: their means say nothing.
 NOT_METRICS = (
     "tokens", "loss_masks", "rollout_mask_sums", "partition", "sample_indices", "rollout_ids", "micro_batch_indices",
-    "num_microbatches", "global_batch_sizes", "raw_reward", "local_raw_reward",
+    "num_microbatches", "global_batch_sizes", "raw_reward", "local_raw_reward", "trimmed_samples", "tis_weight_means",
 )  # fmt: skip
 
 Reduced = dict[str, float]
@@ -145,6 +145,8 @@ def log_rollout_data(rollout_id: int, args: Namespace, rollout_data: RolloutBatc
             metrics[name] = _token_column_mean(column, rollout_data, args)
         elif name not in NOT_METRICS and _is_numeric(column):
             metrics[name] = (float(sum(column)), len(column))
+    if "trimmed_samples" in rollout_data:
+        metrics["trimmed_samples"] = float(rollout_data["trimmed_samples"])
     if _is_numeric(rollout_data.get("raw_reward")):
         metrics["raw_reward"] = fmean(rollout_data["raw_reward"])  # whole on every rank
     if getattr(args, "log_correct_samples", False):
@@ -199,8 +201,11 @@ def log_passrate(rollout_id: int, args: Namespace, rollout_data: RolloutBatch) -
         _log_rollout_step("passrate", args, rollout_id, rates)
 
 
-def log_perf_data(rollout_id: int, args: Namespace, extra_metrics: Mapping[str, float] | None = None) -> None:
-    """Log this process's timers as `perf/{timer}_time`, with throughput, and reset them. The last report of a rollout.
+def log_perf_data(
+    rollout_id: int, args: Namespace, extra_metrics: Mapping[str, float] | None = None, role: str = "actor"
+) -> None:
+    """Log this process's timers as `perf/{timer}_time` (a critic's as `perf/critic-{timer}_time`), with throughput,
+    and reset them. The last report of a rollout.
 
     `Timer().seq_lens` holds the lengths of all samples of the rollout (of all ranks).
     """
@@ -209,7 +214,8 @@ def log_perf_data(rollout_id: int, args: Namespace, extra_metrics: Mapping[str, 
         import torch.distributed as dist
 
         metrics = perf_metrics(args, timer.log_dict(), timer.seq_lens, dist.get_world_size())
-        _log_rollout_step("perf", args, rollout_id, {**metrics, **(extra_metrics or {})})
+        metrics = {**metrics, **(extra_metrics or {})}
+        _log_rollout_step("perf", args, rollout_id, dict_add_prefix(metrics, "" if role == "actor" else f"{role}-"))
     timer.reset()
 
 

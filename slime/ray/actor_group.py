@@ -13,6 +13,7 @@ from slime.ray.placement_group import Placement
 from slime.ray.train_actor import TrainRayActor
 from slime.ray.utils import get_all
 from slime.utils import accelerator
+from slime.utils.arguments import parse_megatron_role_args
 
 # A trainer and an engine share a device when colocated, so neither may ask for all of it.
 TRAINER_DEVICE_FRACTION = 0.4
@@ -79,12 +80,11 @@ class RayTrainGroup:
         return [first, *others]
 
     def create(self, rollout_manager: Any = None) -> list[int]:
-        """Build the model on every rank; the rollout id from which each would go on."""
+        """Build the model on every rank, with the settings of this role (`--megatron-config-path`); the rollout id
+        from which each would go on."""
+        args = parse_megatron_role_args(self.args, self.args.megatron_config_path, self.role)
         start_ids = get_all(
-            [
-                actor.init.remote(self.args, self.role, self._with_ref, self._with_opd_teacher)
-                for actor in self._actors
-            ],
+            [actor.init.remote(args, self.role, self._with_ref, self._with_opd_teacher) for actor in self._actors],
             what=f"initialising the {self.role}",
         )
         if rollout_manager is not None:

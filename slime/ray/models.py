@@ -10,12 +10,15 @@ from typing import Any
 
 import ray
 
+from slime.ray.actor_critic import ActorCriticGroup
 from slime.ray.actor_group import RayTrainGroup
 from slime.ray.cluster import MANAGER_CPUS
 from slime.ray.placement_group import Placement
 from slime.ray.train_actor import TrainRayActor
 
 logger = logging.getLogger(__name__)
+
+TrainGroup = RayTrainGroup | ActorCriticGroup
 
 DISPOSE_TIMEOUT_S = 30
 
@@ -59,19 +62,14 @@ def create_training_models(
     pgs: dict[str, Placement],
     manager: Any,
     actor_cls: type[TrainRayActor] | None = None,
-) -> RayTrainGroup | None:
-    """Build the actor, load data state and send the first weights. None with --debug-rollout-only.
+) -> TrainGroup | None:
+    """Build the actor (with PPO also the critic), load data state and send the first weights. None with
+    --debug-rollout-only.
 
     Sets `args.num_rollout`, `args.num_rollout_per_epoch` and `args.start_rollout_id` where they follow from data and
     checkpoint.
     """
-    actor = None
-    if not args.debug_rollout_only:
-        with_ref = args.kl_coef != 0 or args.use_kl_loss
-        actor = allocate_train_group(
-            args, args.actor_num_nodes, args.actor_num_gpus_per_node, pgs["actor"],
-            with_ref=with_ref, actor_cls=actor_cls,
-        )  # fmt: skip
+    actor = None if args.debug_rollout_only else _start_train_group(args, pgs, actor_cls)
     _resolve_num_rollout(args, ray.get(manager.get_num_rollout_per_epoch.remote()))
     if args.check_weight_update_equal:
         ray.get(manager.check_weights.remote("snapshot"))
@@ -82,7 +80,7 @@ def create_training_models(
         start_ids = set(actor.create(manager))
         if len(start_ids) != 1:
             raise RuntimeError(f"the actor's ranks would start from different rollouts: {sorted(start_ids)}")
-        if args.start_rollout_id is None:
+        if args.start_rollout_id is None or (args.use_critic and "start_rollout_id" not in args.set_by_user):
             args.start_rollout_id = start_ids.pop()
     args.start_rollout_id = args.start_rollout_id or 0
     if args.rollout_global_dataset:
@@ -92,6 +90,22 @@ def create_training_models(
         if args.check_weight_update_equal:
             ray.get(manager.check_weights.remote("compare"))
     return actor
+
+
+def _start_train_group(
+    args: Namespace, pgs: dict[str, Placement], actor_cls: type[TrainRayActor] | None
+) -> TrainGroup:
+    nodes, per_node = args.actor_num_nodes, args.actor_num_gpus_per_node
+    actor = allocate_train_group(
+        args, nodes, per_node, pgs["actor"],
+        with_ref=args.kl_coef != 0 or args.use_kl_loss,
+        with_opd_teacher=args.use_opd and args.opd_type == "megatron",
+        actor_cls=actor_cls,
+    )  # fmt: skip
+    if not args.use_critic:
+        return actor
+    critic = allocate_train_group(args, nodes, per_node, pgs["critic"], role="critic", actor_cls=actor_cls)
+    return ActorCriticGroup(args, actor, critic)
 
 
 def _resolve_num_rollout(args: Namespace, per_epoch: int | None) -> None:
@@ -109,14 +123,14 @@ def _resolve_num_rollout(args: Namespace, per_epoch: int | None) -> None:
     logger.info("%d epochs of %d rollouts each: %d rollouts", args.num_epoch, per_epoch, args.num_rollout)
 
 
-def save(args: Namespace, rollout_id: int, actor: RayTrainGroup, manager: Any) -> None:
+def save(args: Namespace, rollout_id: int, actor: TrainGroup, manager: Any) -> None:
     """Save model and data state after `rollout_id`; the last save waits until everything is on disk."""
     actor.save_model(rollout_id, force_sync=rollout_id == args.num_rollout - 1)
     if args.rollout_global_dataset:
         ray.get(manager.save.remote(rollout_id))
 
 
-def send_weights(args: Namespace, actor: RayTrainGroup, manager: Any) -> None:
+def send_weights(args: Namespace, actor: TrainGroup, manager: Any) -> None:
     """Bring the engines' weights back, replace them by the trainers', then bring the KV cache back."""
     if args.offload_rollout:
         ray.get(manager.onload_weights.remote())

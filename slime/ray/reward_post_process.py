@@ -10,7 +10,7 @@ from typing import Any
 from slime.utils.misc import group_by, load_function
 from slime.utils.types import Sample
 
-GROUP_CENTRED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
+GROUP_CENTRED = ("grpo", "gspo", "cispo", "rloo", "reinforce_plus_plus_baseline")
 GROUP_SCALED = ("grpo", "gspo", "cispo")
 STD_EPSILON = 1e-6
 
@@ -20,7 +20,8 @@ def post_process_rewards(args: Any, samples: list[Sample]) -> tuple[list[float],
 
     For the group-relative estimators each group (equal `group_index`, whatever its size) is centred on its mean and,
     with `args.grpo_std_normalization`, divided by its unbiased standard deviation + 1e-6 (DeepSeekMath,
-    arXiv:2402.03300, eq. 1 ff.).
+    arXiv:2402.03300, eq. 1 ff.). RLOO subtracts the mean of the group's other rewards instead, which is the centred
+    reward times n / (n - 1) (Ahmadian et al., arXiv:2402.14740 eq. 8).
     """
     if args.custom_reward_post_process_path:
         raw, rewards = load_function(args.custom_reward_post_process_path)(args, samples)
@@ -33,6 +34,8 @@ def post_process_rewards(args: Any, samples: list[Sample]) -> tuple[list[float],
     raw = [sample.get_reward_value(args) for sample in samples]
     if args.advantage_estimator not in GROUP_CENTRED or not args.rewards_normalization:
         return raw, list(raw)
+    if args.advantage_estimator == "rloo":
+        return raw, leave_one_out(raw, group_keys(args, samples), _trajectory_keys(samples))
     scale = args.grpo_std_normalization and args.advantage_estimator in GROUP_SCALED
     return raw, normalize_by_group(raw, group_keys(args, samples), _trajectory_keys(samples), scale)
 
@@ -56,6 +59,19 @@ def normalize_by_group(
         for i in members:
             normalized[i] = (rewards[i] - mean) / divisor
     return normalized
+
+
+def leave_one_out(rewards: Sequence[float], groups: Sequence[Any], trajectories: Sequence[Any]) -> list[float]:
+    """Rewards minus the mean reward of the group's other trajectories; 0 where there is no other.
+
+    The samples of one trajectory count once, with their mean reward.
+    """
+    sizes = {
+        group: len({trajectories[i] for i in members})
+        for group, members in group_by(range(len(rewards)), lambda i: groups[i]).items()
+    }
+    centred = normalize_by_group(rewards, groups, trajectories, scale=False)
+    return [x * size / max(size - 1, 1) for x, size in zip(centred, (sizes[group] for group in groups), strict=True)]
 
 
 def group_keys(args: Any, samples: list[Sample]) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 from slime.ray.reward_post_process import post_process_rewards
 from slime.rollout.sample_checks import check_samples
 from slime.utils.data import get_source
-from slime.utils.dp_schedule import build_dp_schedule
+from slime.utils.dp_schedule import build_dp_schedule, count_trimmed
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
@@ -123,7 +123,8 @@ def split_train_data_by_dp(
 ) -> list[dict[str, Any]]:
     """One dict per data-parallel rank: its samples' columns as CPU tensors, and its micro-batch schedule.
 
-    `raw_reward` and `total_lengths` stay whole on every rank (`slime.utils.data.process_rollout_data` cuts them).
+    `trimmed_samples` counts the samples that no rank has because they fill no step. `raw_reward` and `total_lengths`
+    stay whole on every rank (`slime.utils.data.process_rollout_data` cuts them).
 
     Args:
         data: columns of `convert_samples_to_train_data`.
@@ -131,17 +132,20 @@ def split_train_data_by_dp(
     """
     data = dict(data)
     data["total_lengths"] = [len(tokens) for tokens in data["tokens"]]
-    partitions, micro_batch_indices, num_microbatches, global_batch_sizes = build_dp_schedule(
+    schedule_of_rollout = build_dp_schedule(
         args,
         train_parallel_config,
         data["total_lengths"],
         global_batch_size=args.global_batch_size,
         rollout_indices=data["rollout_ids"],
     )
+    partitions, micro_batch_indices, num_microbatches, global_batch_sizes = schedule_of_rollout
+    trimmed = count_trimmed(schedule_of_rollout, len(data["tokens"]))
     shards = []
     for partition, micro_batches in zip(partitions, micro_batch_indices, strict=True):
         shard = {name: [column[i] for i in partition] for name, column in data.items() if name not in WHOLE_COLUMNS}
         shard |= {name: data[name] for name in WHOLE_COLUMNS if name in data}
+        shard["trimmed_samples"] = trimmed
         schedule = (partition, micro_batches, num_microbatches, global_batch_sizes)
         shard |= dict(zip(SCHEDULE_COLUMNS, schedule, strict=True))
         shards.append(_to_tensors(shard))

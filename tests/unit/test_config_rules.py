@@ -88,7 +88,15 @@ def test_base_resolves(base: BaseConfig) -> None:
         (["--bf16", "--fp16"], "--bf16 and --fp16 exclude each other"),
         (["--debug-train-only", "--debug-rollout-only"], "exclude each other"),
         (["--release-train"], "--release-train is not supported yet"),
-        (["--advantage-estimator", "ppo"], "--advantage-estimator ppo is not supported yet"),
+        (["--advantage-estimator", "ppo", "--no-offload-train"], "contradicts --advantage-estimator ppo"),
+        (["--num-critic-only-steps", "2"], "--num-critic-only-steps 2 needs --advantage-estimator ppo"),
+        (["--kl-coef", "0.1"], "--kl-coef 0.1 has no effect with --advantage-estimator grpo"),
+        (["--advantage-estimator", "rloo", "--n-samples-per-prompt", "1"], "--n-samples-per-prompt must be above 1"),
+        (["--constant-loss-denominator", "64", "--calculate-per-token-loss"], "exclude each other"),
+        (["--tis-level", "sequence"], "--tis-level sequence needs --custom-tis-function-path slime.backends"),
+        (["--use-opd"], "--use-opd needs --opd-type"),
+        (["--use-opd", "--opd-type", "megatron"], "needs --opd-teacher-load"),
+        (["--keep-old-actor", "--use-rollout-logprobs"], "exclude each other"),
         (["--sglang-dp-size", "2"], "--sglang-dp-size 2 needs --sglang-enable-dp-attention"),
         (["--recompute-granularity", "full"], "needs --recompute-method"),
         (["--moe-layer-freq", "([2]*)"], "expected an integer or a list"),
@@ -267,7 +275,7 @@ def test_device_decides_the_backend(base: BaseConfig, capsys: pytest.CaptureFixt
 
 
 def test_roles(base: BaseConfig) -> None:
-    args = base.parse("--kl-coef", "0.1")
+    args = base.parse("--advantage-estimator", "ppo", "--kl-coef", "0.1")
     path = base.write("roles.yaml", "megatron:\n  - {role: critic, overrides: {lr: 1e-5, load: /c}}\n")
     critic = parse_megatron_role_args(args, path, "critic")
     assert (critic.lr, critic.load, critic.kl_coef, critic.untie_embeddings_and_output_weights) == (

@@ -37,6 +37,10 @@ def make_args(**changes: Any) -> Namespace:
         "custom_pg_loss_reducer_function_path": None, "calculate_per_token_loss": False,
         "custom_loss_function_path": None, "recompute_loss_function": False, "log_probs_chunk_size": -1,
         "rollout_temperature": 1.0, "vocab_size": VOCAB, "value_clip": 0.2, "use_rollout_entropy": False,
+        "constant_loss_denominator": None, "use_opsm": False, "opsm_delta": 1e-4, "use_opd": False, "opd_kl_coef": 1.0,
+        "lambd": 1.0, "keep_old_actor": False, "use_rs": False, "tis_level": "token", "tis_mode": "truncate",
+        "tis_lower_bound": None, "tis_upper_bound": 2.0, "tis_batch_normalize": False, "rs_level": "token",
+        "rs_lower_bound": None, "rs_upper_bound": None, "rs_veto_threshold": None,
     }  # fmt: skip
     return Namespace(**(defaults | changes))
 
@@ -252,7 +256,7 @@ def test_sft_loss_is_the_mean_negative_log_likelihood() -> None:
 def test_value_loss_takes_the_larger_error() -> None:
     batch = {
         "unconcat_tokens": [torch.tensor([0, 1])], "total_lengths": [2], "response_lengths": [1],
-        "values": [torch.tensor([0.0])], "returns": [torch.tensor([1.0])],
+        "loss_masks": [torch.ones(1)], "values": [torch.tensor([0.0])], "returns": [torch.tensor([1.0])],
     }  # fmt: skip
     reducer = get_sum_of_sample_mean([2], [1], [torch.ones(1)])
     loss, metrics = value_loss_function(make_args(), batch, torch.full((1, 2, 1), 0.5), reducer)

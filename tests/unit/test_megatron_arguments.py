@@ -55,7 +55,9 @@ def test_optimizer_and_ddp_config(base: BaseConfig) -> None:
     assert (optimizer.adam_beta2, optimizer.clip_grad, optimizer.bf16) == (0.98, 0.5, True)
     assert optimizer.params_dtype == torch.bfloat16 and optimizer.use_distributed_optimizer
     ddp = ddp_config_from_args(args)
-    assert ddp.grad_reduce_in_fp32 and ddp.use_distributed_optimizer and ddp.check_for_nan_in_grad
+    assert ddp.grad_reduce_in_fp32 and ddp.use_distributed_optimizer
+    assert not ddp.check_for_nan_in_grad, "X13: a gradient that isn't finite skips its step; it doesn't end the run"
+    assert ddp_config_from_args(base.parse("--check-for-nan-in-loss-and-grad")).check_for_nan_in_grad
     assert not ddp_config_from_args(base.parse()).grad_reduce_in_fp32
     assert not ddp_config_from_args(
         base.parse("--bf16", "--no-accumulate-allreduce-grads-in-fp32")

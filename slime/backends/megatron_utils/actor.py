@@ -1,26 +1,15 @@
-"""The training actor: one rank that holds a shard of the model, trains it, and hands its weights on."""
+"""The training actor: one rank that holds a shard of a model, trains it, and hands its weights on."""
 
 from __future__ import annotations
 
-import functools
-import logging
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slime.observability.timer import Timer, inverse_timer, timer
 from slime.ray.train_actor import TrainRayActor
 from slime.utils import accelerator
-from slime.utils.misc import Box, load_function
+from slime.utils.misc import Box
 from slime.utils.types import RolloutBatch
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from slime.backends.megatron_utils.data import DataIterator
-
-logger = logging.getLogger(__name__)
 
 MANAGER_TIMEOUT_S = 600.0
 
@@ -43,32 +32,56 @@ class MegatronTrainRayActor(TrainRayActor):
         """Build and load the model; the rollout id to go on from.
 
         Args:
+            role: "actor" or "critic"; `args` are those of the role.
             with_ref: keep the weights of `args.ref_load` (default: of `args.hf_checkpoint`) as the reference.
-
-        Raises:
-            ValueError: a role or a teacher that is not supported.
+            with_opd_teacher: keep those of `args.opd_teacher_load` as the teacher.
         """
         super().init(args, role, with_ref, with_opd_teacher)
-        if role != "actor" or with_opd_teacher:
-            raise ValueError(f"role {role!r}, with_opd_teacher={with_opd_teacher}: only the actor is supported so far")
         from slime.backends.megatron_utils import initialize
         from slime.backends.megatron_utils.optimizer import initialize_model_and_optimizer
+        from slime.backends.megatron_utils.sleeper import Sleeper
         from slime.observability import logging_utils
 
-        self._asleep = False
-        self._memory_saver = accelerator.current().memory_saver()
         initialize.init(args)
         self._is_main_rank = initialize.is_megatron_main_rank()
         if self._is_main_rank:
             logging_utils.init_tracking(args, primary=False)
         self.model, self.optimizer, self.opt_param_scheduler, iteration = initialize_model_and_optimizer(args, role)
+        self._sleeper = Sleeper(args, self.model, self.optimizer)
         self.train_parallel_config = self._describe_parallelism()
-        self._init_weights(with_ref)
+        self._updater = None
+        if role == "critic":
+            self._init_critic()
+        else:
+            self._init_actor(iteration, with_ref, with_opd_teacher)
         self.clear_memory()
-        if args.offload_train:
-            self.sleep()
+        self._sleeper.rest()
         Timer().start("train_wait")
         return iteration + 1
+
+    def _init_critic(self) -> None:
+        from slime.backends.megatron_utils.critic_training import CriticTraining
+
+        self._critic = CriticTraining(self.args, self.model, self.optimizer, self.opt_param_scheduler)
+
+    def _init_actor(self, iteration: int, with_ref: bool, with_opd_teacher: bool) -> None:
+        """Host copies of the weights (the actor's, the reference's, the teacher's) and the updater of the engines."""
+        from slime.backends.megatron_utils.actor_training import ActorTraining
+        from slime.backends.megatron_utils.update_weight.base import create_updater
+
+        args = self.args
+        self._actor = ActorTraining(args, self.model, self.optimizer, self.opt_param_scheduler, iteration)
+        if with_ref:
+            self.load_other_checkpoint("ref", args.ref_load or args.hf_checkpoint)
+        if with_opd_teacher:
+            self.load_other_checkpoint("teacher", args.opd_teacher_load)
+        if not args.debug_train_only:
+            self._updater = create_updater(args, self.model, self._actor.actor_weights)
+
+    def load_other_checkpoint(self, model_tag: str, path: str) -> None:
+        """Keep another checkpoint's weights under `model_tag` ("ref", "teacher"); the model stays the actor's."""
+        steps = {"ref": self.args.ref_ckpt_step, "teacher": self.args.opd_teacher_ckpt_step}
+        self._actor.load_other_checkpoint(model_tag, path, steps.get(model_tag))
 
     def _describe_parallelism(self) -> dict[str, int]:
         from megatron.core import parallel_state as mpu
@@ -80,33 +93,6 @@ class MegatronTrainRayActor(TrainRayActor):
             "microbatch_group_size_per_vp_stage": self.model[0].config.microbatch_group_size_per_vp_stage,
         }
 
-    def _init_weights(self, with_ref: bool) -> None:
-        """Host copies of the weights (the actor's, the reference's) and the updater that sends them to engines."""
-        from slime.backends.megatron_utils.update_weight.base import create_updater
-        from slime.backends.megatron_utils.update_weight.common import named_params_and_buffers
-        from slime.backends.megatron_utils.weights_backuper import WeightsBackuper
-
-        self._weights = WeightsBackuper(lambda: named_params_and_buffers(self.args, self.model))
-        self._weights.backup("actor")
-        if with_ref:
-            self.load_other_checkpoint("ref", self.args.ref_load or self.args.hf_checkpoint)
-        self._live_tag = "actor"
-        self._updater = None
-        if not self.args.debug_train_only:
-            self._updater = create_updater(self.args, self.model, self._actor_weights)
-
-    def load_other_checkpoint(self, model_tag: str, path: str) -> None:
-        """Keep another checkpoint's weights under `model_tag`; the model goes back to the actor's."""
-        from slime.backends.megatron_utils.checkpoint import load_checkpoint
-
-        step = self.args.ref_ckpt_step if model_tag == "ref" else None
-        load_checkpoint(self.args, self.model, None, None, path, ckpt_step=step, weights_only=True)
-        self._weights.backup(model_tag)
-        self._weights.restore("actor")
-
-    def _actor_weights(self) -> Mapping[str, Tensor]:
-        return self._weights.get("actor")
-
     def set_rollout_manager(self, rollout_manager: Any) -> None:
         """Whom to ask for engines; it learns from rank 0 how the trainers are laid out."""
         import ray
@@ -116,53 +102,15 @@ class MegatronTrainRayActor(TrainRayActor):
             config = rollout_manager.set_train_parallel_config.remote(self.train_parallel_config)
             ray.get(config, timeout=MANAGER_TIMEOUT_S)
 
-    # -- sleeping -----------------------------------------------------------------------------------------------------
+    # -- memory -------------------------------------------------------------------------------------------------------
 
     def sleep(self) -> None:
         """Take weights, gradients and optimiser state off the device and destroy the process groups."""
-        from slime.utils.memory_utils import clear_memory
-        from slime.utils.reloadable_process_group import destroy_process_groups
-
-        if self._asleep:
-            return
-        with timer("sleep"):
-            clear_memory(clear_host_memory=True)
-            destroy_process_groups()
-            freed = self._memory_saver.pause(self.model, self.optimizer)
-            clear_memory(clear_host_memory=True)
-        logger.info("asleep: %.1f MiB off the device", freed / 2**20)
-        self._asleep = True
+        self._sleeper.sleep()
 
     def wake_up(self) -> None:
         """Bring everything back that `sleep` took."""
-        from slime.utils.reloadable_process_group import reload_process_groups
-
-        if not self._asleep:
-            return
-        with timer("wake_up"):
-            self._memory_saver.resume()
-            reload_process_groups()
-        self._asleep = False
-
-    @contextmanager
-    def _awake(self) -> Iterator[None]:
-        """Awake for the block; asleep afterwards if training is offloaded."""
-        self.wake_up()
-        yield
-        if self.args.offload_train:
-            self.sleep()
-
-    @contextmanager
-    def _connected(self) -> Iterator[None]:
-        """Process groups for the block, but the model stays off the device: engines may be using it."""
-        from slime.utils.reloadable_process_group import destroy_process_groups, reload_process_groups
-
-        if self._asleep:
-            reload_process_groups()
-        with self._memory_saver.disable():
-            yield
-        if self._asleep:
-            destroy_process_groups()
+        self._sleeper.wake_up()
 
     def clear_memory(self) -> None:
         """Give back what no tensor uses."""
@@ -173,16 +121,27 @@ class MegatronTrainRayActor(TrainRayActor):
     # -- training -----------------------------------------------------------------------------------------------------
 
     def train(self, rollout_id: int, rollout_data_ref: list[Box], external_data: Any = None) -> dict[str, Any]:
-        """Train on the rollout; the last step's metrics on the main rank, nothing on others."""
+        """Train on the rollout.
+
+        Args:
+            external_data: for the actor, what the critic's rank returned.
+
+        Returns:
+            The actor: the last step's metrics on the main rank, nothing on others. The critic: {"values": per sample,
+            local response tokens, on the host} on the last pipeline stage, nothing on others.
+        """
         with inverse_timer("train_wait"), timer("train"):
-            self.wake_up()
+            self._sleeper.wake_up()
             with timer("data_preprocess"):
                 rollout_data = self._fetch(rollout_data_ref)
-            history = self.train_actor(rollout_id, rollout_data, external_data)
+            if self.role == "critic":
+                history, result = self._critic.train(rollout_id, rollout_data)
+            else:
+                history = self._actor.train(rollout_id, rollout_data, external_data)
+                result = history[-1] if self._is_main_rank else {}
         self._report(rollout_id, rollout_data, history)
-        if self.args.offload_train:
-            self.sleep()
-        return history[-1] if self._is_main_rank else {}
+        self._sleeper.rest()
+        return result
 
     def _fetch(self, rollout_data_ref: list[Box]) -> RolloutBatch:
         """This data-parallel rank's share of the rollout, on the device."""
@@ -199,83 +158,20 @@ class MegatronTrainRayActor(TrainRayActor):
         Timer().seq_lens = [length for of_rank in lengths for length in of_rank]
         return prepare_rollout_data(rollout_data, accelerator.current().device())
 
-    def train_actor(
-        self, rollout_id: int, rollout_data: RolloutBatch, external_data: Any = None
-    ) -> list[dict[str, float]]:
-        """Log-probs, advantages, optimiser steps; the metrics of each step."""
-        from slime.backends.megatron_utils.data import get_data_iterator
-        from slime.backends.megatron_utils.model import train
-
-        args = self.args
-        data_iterator = get_data_iterator(rollout_data)
-        if args.compute_advantages_and_returns:
-            self._add_log_probs_and_advantages(data_iterator, rollout_data)
-        if args.rollout_data_postprocess_path:
-            load_function(args.rollout_data_postprocess_path)(args, rollout_id, rollout_data)
-        with timer("actor_train"):
-            history = train(
-                args,
-                rollout_id,
-                self.model,
-                self.optimizer,
-                self.opt_param_scheduler,
-                data_iterator,
-                rollout_data["num_microbatches"],
-                rollout_data["global_batch_sizes"],
-            )
-        self._weights.backup("actor")
-        if args.ref_update_interval is not None and (rollout_id + 1) % args.ref_update_interval == 0:
-            with timer("ref_model_update"):
-                self._weights.backup("ref")
-            logger.info("rollout %d: the reference is now the actor", rollout_id)
-        return history
-
-    def _add_log_probs_and_advantages(self, data_iterator: list[DataIterator], rollout_data: RolloutBatch) -> None:
-        from megatron.core import parallel_state as mpu
-
-        from slime.backends.megatron_utils.loss import compute_advantages_and_returns
-        from slime.backends.megatron_utils.loss.passes import can_skip_own_log_probs
-
-        num_microbatches = rollout_data["num_microbatches"]
-        if "ref" in self._weights.tags:
-            self._switch_weights("ref")
-            with timer("ref_log_probs"):
-                rollout_data |= self.compute_log_prob(data_iterator, num_microbatches, "ref_")
-        self._switch_weights("actor")
-        if not can_skip_own_log_probs(self.args, num_steps=len(num_microbatches)):
-            with timer("log_probs"):
-                rollout_data |= self.compute_log_prob(data_iterator, num_microbatches)
-        if mpu.is_pipeline_last_stage(ignore_virtual=True):
-            compute_advantages_and_returns(self.args, rollout_data)
-
-    def compute_log_prob(
-        self, data_iterator: list[DataIterator], num_microbatches: list[int], store_prefix: str = ""
-    ) -> dict[str, list[Tensor]]:
-        """Log-probs of all responses under the weights that the model holds now, as `{store_prefix}log_probs`."""
-        from slime.backends.megatron_utils.loss import get_log_probs_and_entropy
-        from slime.backends.megatron_utils.model import forward_only
-
-        collect = functools.partial(get_log_probs_and_entropy, with_entropy=self.args.use_rollout_entropy)
-        return forward_only(collect, self.args, self.model, data_iterator, num_microbatches, store_prefix)
-
-    def _switch_weights(self, tag: str) -> None:
-        if self._live_tag != tag:
-            self._weights.restore(tag)
-            self._live_tag = tag
-
     def _report(self, rollout_id: int, rollout_data: RolloutBatch, history: list[dict[str, float]]) -> None:
         from slime.observability import logging_utils, train_metric_utils
 
-        train_metric_utils.log_rollout_data(rollout_id, self.args, rollout_data)
-        if self.args.log_multi_turn:
-            train_metric_utils.log_multi_turn_data(rollout_id, self.args, rollout_data)
-        if self.args.log_passrate:
-            train_metric_utils.log_passrate(rollout_id, self.args, rollout_data)
+        if self.role == "actor":  # the critic has the same data
+            train_metric_utils.log_rollout_data(rollout_id, self.args, rollout_data)
+            if self.args.log_multi_turn:
+                train_metric_utils.log_multi_turn_data(rollout_id, self.args, rollout_data)
+            if self.args.log_passrate:
+                train_metric_utils.log_passrate(rollout_id, self.args, rollout_data)
         if self._is_main_rank:
             for metrics in history:
                 logging_utils.log(self.args, metrics, step_key="train/step")
         sending = {} if self._updater is None else self._updater.pop_metrics()
-        train_metric_utils.log_perf_data(rollout_id, self.args, sending)
+        train_metric_utils.log_perf_data(rollout_id, self.args, sending, role=self.role)
 
     # -- handing weights on -------------------------------------------------------------------------------------------
 
@@ -284,7 +180,7 @@ class MegatronTrainRayActor(TrainRayActor):
         from slime.backends.megatron_utils.checkpoint import save_checkpoint
         from slime.backends.megatron_utils.hf_checkpoint_saver import save_hf_model_to_path
 
-        with self._awake(), timer("save_model"):
+        with self._sleeper.awake(), timer("save_model"):
             if self.args.save is not None:
                 save_checkpoint(self.args, rollout_id, self.model, self.optimizer, self.opt_param_scheduler)
             if self.args.save_hf is not None:
@@ -292,16 +188,20 @@ class MegatronTrainRayActor(TrainRayActor):
 
     def update_weights(self) -> None:
         """Send the actor's weights, from their host copy, to the engines; nothing where there are none."""
+        if self._updater is not None:
+            self._send_weights()
+        self._actor.note_weights_sent()
+
+    def _send_weights(self) -> None:
         import ray
 
-        if self._updater is None:
-            return
+        assert self._updater is not None
         engines, lock, num_new, gpu_counts, gpu_offsets, parallel_configs = ray.get(
             self.rollout_manager.get_updatable_engines_and_lock.remote(), timeout=MANAGER_TIMEOUT_S
         )
         if not engines:
             return
-        with self._connected(), timer("update_weights"):
+        with self._sleeper.connected(), timer("update_weights"):
             if num_new > 0:
                 self._updater.connect_rollout_engines(engines, lock, gpu_counts, gpu_offsets, parallel_configs)
             self._updater.update_weights()

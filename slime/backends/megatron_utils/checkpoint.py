@@ -27,6 +27,7 @@ from slime.backends.megatron_utils.checkpoint_state import (
 from slime.backends.megatron_utils.hf_to_megatron import load_hf_weights, supports_hf_weight_loading
 from slime.backends.megatron_utils.rng_state import set_rng_state
 from slime.backends.megatron_utils.update_weight.common import unwrap_model
+from slime.backends.megatron_utils.value_head import take_missing_value_heads
 
 if TYPE_CHECKING:
     from megatron.core.optimizer import MegatronOptimizer
@@ -210,7 +211,10 @@ def _load_torch_dist(
         metadata=sharding_metadata(dist_checkpointing.load_content_metadata(preloaded_state_dict=common)),
         is_loading=True,
     )
+    heads = take_missing_value_heads(args, state, directory)
     loaded = dist_checkpointing.load(state, str(directory))
+    for key, head in heads.items():
+        loaded[key].update(head)
     _restore(args, loaded, model, optimizer, scheduler, with_optimizer=with_optimizer, weights_only=weights_only)
     _report("loaded %s%s", directory, "" if resumes else " (weights only)")
     return int(common["iteration"]) if resumes else NO_ITERATION

@@ -10,6 +10,7 @@ import torch
 
 from slime.backends.megatron_utils.rng_state import get_rng_state
 from slime.backends.megatron_utils.update_weight.common import unwrap_model
+from slime.backends.megatron_utils.value_head import has_value_head
 
 if TYPE_CHECKING:
     from megatron.core.optimizer import MegatronOptimizer
@@ -100,10 +101,12 @@ def architecture_differences(args: argparse.Namespace, saved: argparse.Namespace
     """ "name: saved value, this run's value" for each architecture flag in which they differ."""
     if saved is None:
         return []
+    tied_matters = not has_value_head(args)  # a critic takes an actor's weights without its output layer
     return [
         f"{name} is {getattr(saved, name)} there and {getattr(args, name)} here"
         for name in _ARCHITECTURE
-        if hasattr(saved, name) and hasattr(args, name) and getattr(saved, name) != getattr(args, name)
+        if (tied_matters or name != "untie_embeddings_and_output_weights")
+        and hasattr(saved, name) and hasattr(args, name) and getattr(saved, name) != getattr(args, name)
     ]
 
 

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 FORWARD_KEYS = ("tokens", "total_lengths", "response_lengths")
 TRAIN_KEYS = (
     *FORWARD_KEYS, "loss_masks", "rollout_mask_sums", "log_probs", "ref_log_probs", "rollout_log_probs", "values",
-    "advantages", "returns",
+    "advantages", "returns", "opd_reverse_kl", "tis_weight_means",
 )  # fmt: skip
 
 
@@ -251,7 +251,7 @@ def train(
             learning_rates=rates,
             role=role,
         )
-        metrics["train/skipped_steps"] = skipped
+        metrics[f"train/{'' if role == 'actor' else f'{role}-'}skipped_steps"] = skipped
         history.append(metrics)
     return history
 

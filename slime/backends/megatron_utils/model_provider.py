@@ -11,9 +11,11 @@ from typing import Any
 import torch
 
 from slime.backends.megatron_utils.arguments import transformer_config_from_args
+from slime.backends.megatron_utils.value_head import attach_value_head
 from slime.utils.accelerator import current
 from slime.utils.misc import load_function
 
+ROLES = ("actor", "ref", "critic")
 ModelProvider = Callable[..., torch.nn.Module]
 
 # Far below any real logit, finite so that p * log(p) stays 0 at temperatures down to 1e-30.
@@ -23,19 +25,22 @@ _PADDED_LOGIT = -1.0e4
 def get_model_provider_func(args: argparse.Namespace, role: str = "actor") -> ModelProvider:
     """`provider(pre_process, post_process, vp_stage=None) -> model`: the user's, or GPTModel with `--spec`'s layers.
 
-    The provider freezes parameters as `--only-train-params-name-list` / `--freeze-params-name-list` say.
+    The provider freezes parameters as `--only-train-params-name-list` / `--freeze-params-name-list` say. A critic's
+    last chunk ends in a value head.
 
     Raises:
-        ValueError: a role without a model (the critic comes later).
+        ValueError: an unknown role.
     """
-    if role not in ("actor", "ref"):
-        raise ValueError(f"the role {role!r} has no model yet; known: actor, ref")
+    if role not in ROLES:
+        raise ValueError(f"the role {role!r} has no model; known: {', '.join(ROLES)}")
     provider = _select_provider(args)
 
     def provide(pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None) -> torch.nn.Module:
         extra = {"vp_stage": vp_stage} if "vp_stage" in inspect.signature(provider).parameters else {}
         model = provider(pre_process=pre_process, post_process=post_process, **extra)
-        if post_process:
+        if post_process and role == "critic":
+            attach_value_head(model, args.seed)
+        elif post_process:
             mask_padded_vocabulary(model, args.vocab_size)
         freeze_parameters(model, args)
         return model

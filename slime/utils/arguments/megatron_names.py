@@ -83,6 +83,7 @@ FLAGS_OF_ATTRIBUTE: dict[str, tuple[str, ...]] = {
 }
 
 # attribute -> default of the command line, where it isn't the config field's. Megatron-LM switches the fusions on;
+# a gradient that isn't finite skips its step instead of ending the run (`optimizer_step`);
 # slime packs sequences of different lengths, which the allgather dispatcher refuses, even for dense models.
 DEFAULT_OF_ATTRIBUTE: dict[str, Any] = {
     "num_layers": None,
@@ -90,7 +91,7 @@ DEFAULT_OF_ATTRIBUTE: dict[str, Any] = {
     "num_attention_heads": None,
     "apply_rope_fusion": True,
     "bias_dropout_fusion": True,
-    "check_for_nan_in_loss_and_grad": True,
+    "check_for_nan_in_loss_and_grad": False,
     "cuda_graph_scope": None,  # the whole layer, which the config's own default spells in a deprecated way
     "gradient_accumulation_fusion": True,
     "masked_softmax_fusion": True,

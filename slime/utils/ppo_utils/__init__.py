@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from .gae import (
+    chunked_discounted_returns,
+    chunked_gae,
+    get_advantages_and_returns_batch,
+    get_ppo_token_rewards,
+    vanilla_gae,
+)
 from .kl import KL_LOSS_TYPES, compute_approx_kl
 from .log_probs import calculate_log_probs_and_entropy
 from .policy_loss import compute_cispo_loss, compute_gspo_kl, compute_opsm_mask, compute_policy_loss
 from .returns import (
-    chunked_discounted_returns,
-    chunked_gae,
-    get_advantages_and_returns_batch,
     get_grpo_returns,
     get_reinforce_plus_plus_baseline_advantages,
     get_reinforce_plus_plus_returns,
-    vanilla_gae,
 )
 
 __all__ = [
@@ -27,6 +30,7 @@ __all__ = [
     "compute_policy_loss",
     "get_advantages_and_returns_batch",
     "get_grpo_returns",
+    "get_ppo_token_rewards",
     "get_reinforce_plus_plus_baseline_advantages",
     "get_reinforce_plus_plus_returns",
     "vanilla_gae",

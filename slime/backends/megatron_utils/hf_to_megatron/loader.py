@@ -24,13 +24,15 @@ from slime.backends.megatron_utils.update_weight.common import (
     tensor_parallel_rank_and_size,
     unwrap_model,
 )
+from slime.backends.megatron_utils.value_head import has_value_head
 
 
 @torch.no_grad()
 def load_hf_weights(args: argparse.Namespace, model: Sequence[torch.nn.Module], path: str | Path) -> None:
     """Fill every weight of `model` (this rank's chunks) from the Hugging Face directory `path`.
 
-    All ranks take part. The optimizer's copies of the weights are the caller's to refresh.
+    All ranks take part. The optimizer's copies of the weights are the caller's to refresh. A critic's value head stays
+    as it is.
 
     Raises:
         KeyError: a weight that the model needs is missing.
@@ -39,7 +41,11 @@ def load_hf_weights(args: argparse.Namespace, model: Sequence[torch.nn.Module], 
     family, reader = family_of_checkpoint(path), SafetensorReader(path)
     shape = shape_from_model(args, unwrap_model(model[0]).config)
     used: set[str] = set()
+    if has_value_head(args):
+        used.update(family.bind(OUTPUT_LAYER).hf_names)
     for name, parameter in named_params_and_buffers(args, model):
+        if name == OUTPUT_LAYER and has_value_head(args):
+            continue
         bound = _bind(family, name, shape, reader)
         used.update(bound.hf_names)
         local = _local_tensor(args, bound, shape, reader)

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from slime.utils.misc import load_function
+
 TisResult = tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]
 
 
@@ -61,3 +63,38 @@ def icepop_function(
     kept = torch.where(inside, weights, 0.0)
     metrics = {"tis": weights, "tis_clipfrac": (~inside).float(), "tis_abs": (weights - 1).abs()}
     return pg_loss * kept, loss_masks, metrics
+
+
+def correct_for_engine(
+    args: Namespace, batch: dict[str, Any], pg_loss: torch.Tensor, own_old: torch.Tensor, lengths: list[int]
+) -> TisResult:
+    """Run the TIS function (`args.custom_tis_function_path`, by default truncation) on a micro-batch.
+
+    With `args.get_mismatch_metrics` alone it runs for its metrics: loss and masks stay as they are.
+
+    Args:
+        pg_loss, own_old: flat over the local response tokens; the loss, and the trainer's log-probs before the step.
+        lengths: local response tokens of each sample.
+
+    Raises:
+        ValueError: the batch has no log-probs of the engine, or the function returned masks of other shapes.
+    """
+    if not batch.get("rollout_log_probs"):
+        raise ValueError("--use-tis and --get-mismatch-metrics need the engine's log-probs (rollout_log_probs)")
+    path = args.custom_tis_function_path
+    optional = {} if not batch.get("tis_weight_means") else {"tis_weight_means": batch["tis_weight_means"]}
+    corrected, masks, metrics = (load_function(path) if path else vanilla_tis_function)(
+        args,
+        pg_loss=pg_loss,
+        train_log_probs=list(own_old.split(lengths)),
+        rollout_log_probs=batch["rollout_log_probs"],
+        loss_masks=batch["loss_masks"],
+        total_lengths=batch["total_lengths"],
+        response_lengths=batch["response_lengths"],
+        **optional,
+    )
+    if [mask.shape for mask in masks] != [mask.shape for mask in batch["loss_masks"]]:
+        raise ValueError(f"{path} must return one mask per sample over its whole response")
+    if not (args.use_tis or args.use_rs):
+        return pg_loss, batch["loss_masks"], metrics
+    return corrected, masks, metrics

@@ -14,9 +14,11 @@ def can_skip_own_log_probs(args: Namespace, num_steps: int) -> bool:
     Args:
         num_steps: optimiser steps in the rollout.
     """
-    if args.get_mismatch_metrics or args.use_rollout_entropy:
+    if args.get_mismatch_metrics or args.use_rollout_entropy or args.tis_batch_normalize:
         return False
     if args.use_rollout_logprobs:
         return True
-    needs_them_before = args.kl_coef != 0 or args.advantage_estimator == "gspo" or args.custom_advantage_function_path
-    return num_steps == 1 and args.loss_type == "policy_loss" and not needs_them_before
+    if num_steps > 1 or args.loss_type != "policy_loss":
+        return False
+    shapes_advantages = args.kl_coef != 0 or args.use_opd or args.custom_advantage_function_path
+    return not (shapes_advantages or args.keep_old_actor or args.advantage_estimator == "gspo")

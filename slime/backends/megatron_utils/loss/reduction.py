@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
-from slime.backends.megatron_utils.cp_utils import get_sum_of_sample_mean
 from slime.utils.misc import load_function
 
 from .policy import policy_loss_function
+from .reducers import loss_reducer
 from .supervised import sft_loss_function, value_loss_function
 
 LossFunction = Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]
@@ -48,7 +48,7 @@ def loss_function(
 
     Megatron divides the loss by the returned number and by `num_microbatches`, and averages gradients over data- and
     context-parallel ranks. Default: the loss is multiplied by num_microbatches * ranks / `step_global_batch_size`, so
-    the gradient is that of sum_i (mean loss of rollout execution i) / executions in the step. With
+    the gradient is that of sum_i (loss of rollout execution i, see `loss_reducer`) / executions in the step. With
     `args.calculate_per_token_loss` Megatron divides the summed gradients by the summed token counts instead; each
     context-parallel rank counts every token of its samples, hence the factor for their number.
 
@@ -56,13 +56,7 @@ def loss_function(
         (scaled loss, 1 or the number of loss tokens, {"keys": names, "values": [samples or tokens, *metrics]})
     """
     num_tokens = torch.stack([mask.sum() for mask in batch["loss_masks"]]).sum().int()
-    reducer = get_sum_of_sample_mean(
-        batch["total_lengths"],
-        batch["response_lengths"],
-        batch["loss_masks"],
-        batch.get("rollout_mask_sums"),
-        args.calculate_per_token_loss,
-    )
+    reducer = loss_reducer(args, batch)
     function = select_loss_function(args)
     if args.recompute_loss_function:
         loss, metrics = checkpoint(function, args, batch, logits, reducer, use_reentrant=False)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .log_probs import get_values, response_log_probs
+from .reducers import metric_reducer
 
 
 def sft_loss_function(
@@ -48,7 +49,7 @@ def value_loss_function(
     (openai/baselines, ppo2).
 
     Args:
-        batch: also values (v_old) and returns, per sample, local response tokens.
+        batch: also loss_masks, and values (v_old) and returns, per sample, local response tokens.
         logits: [1, packed tokens, 1].
     """
     _, result = get_values(
@@ -62,5 +63,5 @@ def value_loss_function(
     change = values - old_values
     clipped = old_values + change.clamp(-args.value_clip, args.value_clip)
     loss = sum_of_sample_mean(torch.maximum((clipped - returns).square(), (values - returns).square()))
-    clipfrac = sum_of_sample_mean((change.abs() > args.value_clip).float())
+    clipfrac = metric_reducer(args, batch)((change.abs() > args.value_clip).float())
     return loss, {"value_loss": loss.detach().clone(), "value_clipfrac": clipfrac.detach()}

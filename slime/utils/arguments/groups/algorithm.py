@@ -5,7 +5,8 @@ from __future__ import annotations
 from slime.utils.arguments.flag import flag, in_group, off_switch, positive_int, switch
 from slime.utils.arguments.groups.pending import ALGORITHMS
 
-_ESTIMATORS = ("grpo", "gspo", "cispo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo")
+_ESTIMATORS = ("grpo", "gspo", "cispo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo")
+_LEVELS = ("token", "sequence", "geometric")
 
 FLAGS = in_group(
     "Algorithm",
@@ -16,7 +17,6 @@ FLAGS = in_group(
             "grpo",
             "how advantages come from rewards; ppo trains a critic too",
             choices=_ESTIMATORS,
-            pending_choices={"ppo": ALGORITHMS},
         ),
         flag(
             "--loss-type",
@@ -35,7 +35,7 @@ FLAGS = in_group(
         flag("--eps-clip", float, 0.2, "clip distance below 1"),
         flag("--eps-clip-high", float, None, "clip distance above 1; unset: --eps-clip"),
         flag("--eps-clip-c", float, None, "dual-clip constant, above 1"),
-        flag("--value-clip", float, 0.2, "clip distance of values", pending=ALGORITHMS),
+        flag("--value-clip", float, 0.2, "clip distance of values"),
         flag("--kl-coef", float, 0.0, "weight of the KL penalty inside rewards"),
         flag("--kl-loss-type", str, "k1", "KL estimator", choices=("k1", "k2", "k3", "low_var_kl")),
         switch("--use-kl-loss", "add a KL term to the loss"),
@@ -49,7 +49,7 @@ FLAGS = in_group(
         ),
         flag("--entropy-coef", float, 0.0, "weight of the entropy bonus"),
         flag("--gamma", float, 1.0, "discount"),
-        flag("--lambd", float, 1.0, "lambda of generalised advantage estimation", pending=ALGORITHMS),
+        flag("--lambd", float, 1.0, "lambda of generalised advantage estimation"),
         switch("--normalize-advantages", "whiten advantages over the data- and context-parallel ranks"),
         off_switch(
             "--disable-grpo-std-normalization",
@@ -66,6 +66,16 @@ FLAGS = in_group(
         flag("--tis-clip", float, 2.0, "their upper bound"),
         flag("--tis-clip-low", float, 0.0, "their lower bound"),
         flag("--custom-tis-function-path", str, None, "function that computes them"),
+        flag("--tis-level", str, "token", "MIS: what has one weight; geometric: mean log-ratio", choices=_LEVELS),
+        flag("--tis-mode", str, "truncate", "MIS: what bounds do to weights", choices=("truncate", "clip", "mask")),
+        flag("--tis-lower-bound", float, None, "MIS: lower bound of weights; unset: 1 / --tis-upper-bound"),
+        flag("--tis-upper-bound", float, 2.0, "MIS: upper bound of weights"),
+        switch("--tis-batch-normalize", "MIS: divide weights by their mean over the optimiser step"),
+        switch("--use-rs", "MIS: reject tokens or sequences by their weights"),
+        flag("--rs-level", str, "token", "MIS: what is rejected together", choices=_LEVELS),
+        flag("--rs-lower-bound", float, None, "MIS: reject below; unset: as --tis-lower-bound"),
+        flag("--rs-upper-bound", float, None, "MIS: reject above; unset: --tis-upper-bound"),
+        flag("--rs-veto-threshold", float, None, "MIS: reject sequences with a token ratio below it"),
         flag(
             "--custom-pg-loss-reducer-function-path",
             str,
@@ -74,11 +84,15 @@ FLAGS = in_group(
         ),
         switch("--use-routing-replay", "replay expert choices of the log-prob pass", pending=ALGORITHMS),
         switch("--use-rollout-routing-replay", "replay the engine's expert choices", pending=ALGORITHMS),
-        switch("--use-opsm", "off-policy sequence masking", pending=ALGORITHMS),
-        flag("--opsm-delta", float, 1e-4, "its KL threshold", pending=ALGORITHMS),
-        flag("--num-critic-only-steps", int, 0, "rollouts in which only the critic trains", pending=ALGORITHMS),
+        switch("--use-opsm", "off-policy sequence masking"),
+        flag("--opsm-delta", float, 1e-4, "its KL threshold"),
+        flag("--num-critic-only-steps", int, 0, "rollouts in which only the critic trains"),
+        flag("--megatron-config-path", str, None, "YAML file of settings per role (actor, critic)"),
         flag(
-            "--megatron-config-path", str, None, "YAML file of settings per role (actor, critic)", pending=ALGORITHMS
+            "--constant-loss-denominator",
+            positive_int,
+            None,
+            "divide each rollout's summed token losses by this number, not by its number of loss tokens (Dr. GRPO)",
         ),
     ],
 )

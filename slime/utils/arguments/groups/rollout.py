@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slime.utils.arguments.flag import flag, in_group, positive_int, switch
-from slime.utils.arguments.groups.pending import ALGORITHMS, DISAGGREGATED
+from slime.utils.arguments.groups.pending import DISAGGREGATED
 
 FLAGS = in_group(
     "Rollout",
@@ -57,7 +57,7 @@ FLAGS = in_group(
         flag("--buffer-filter-path", str, None, "function that takes groups out of the buffer"),
         flag("--rollout-sample-filter-path", str, None, "function that marks samples to leave out of the loss"),
         flag("--rollout-all-samples-process-path", str, None, "function that sees every generated group"),
-        switch("--keep-old-actor", "compute log-probs under the weights of one step before", pending=ALGORITHMS),
+        switch("--keep-old-actor", "compute old log-probs under the weights that sampled the rollout"),
         flag(
             "--rollout-data-postprocess-path",
             str,

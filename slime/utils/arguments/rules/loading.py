@@ -21,6 +21,12 @@ def is_hf_checkpoint(path: str | None) -> bool:
     return path is not None and (Path(path) / "config.json").is_file()
 
 
+def saved_iteration(path: str) -> int | None:
+    """The newest iteration in a Megatron checkpoint's folder; None for one without (`release`)."""
+    content = (Path(path) / TRACKER).read_text().strip()
+    return int(content) if content.isdigit() else None
+
+
 def read_hf_config(path: str) -> dict[str, Any]:
     """The config.json of a Hugging Face folder.
 
@@ -41,15 +47,18 @@ def resolve_loading(context: Context) -> None:
     """`--load` where it has a checkpoint; else the weights alone, from `--load`, `--ref-load` or `--hf-checkpoint`.
 
     A `--load` without a checkpoint is an error, unless it is also `--save`: then the run starts afresh there and
-    resumes the next time.
+    resumes the next time. `args.resume_folder` is the `--load` that is such a folder.
     """
     args = context.args
+    args.resume_folder = None
     context.fill_none("ref_load", args.hf_checkpoint)
     if is_megatron_checkpoint(args.load):
         for dest in ("no_load_optim", "no_load_rng", "finetune"):
             context.fill_none(dest, False)
         if args.finetune:
             context.fill_none("start_rollout_id", 0)
+        else:
+            args.resume_folder = args.load
         return
     if args.load is not None and not is_hf_checkpoint(args.load):
         context.require(
@@ -58,6 +67,7 @@ def resolve_loading(context: Context) -> None:
             "(a folder that is also --save may be empty)",
         )
         context.require(args.ckpt_step is None, f"{context.shown('ckpt_step')}: {args.load} has no checkpoint yet")
+        args.resume_folder = args.load
     for dest in ("no_load_optim", "no_load_rng", "finetune"):
         context.force(dest, True, "loading weights alone")
     if not is_hf_checkpoint(args.load):

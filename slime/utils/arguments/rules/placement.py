@@ -40,6 +40,8 @@ def resolve_offload(context: Context) -> None:
     if args.colocate and not args.debug_train_only:
         context.fill_none("offload_train", True)
         context.fill_none("offload_rollout", True)
+    if args.advantage_estimator == "ppo" and not args.debug_rollout_only and args.num_rollout != 0:
+        context.force("offload_train", True, "--advantage-estimator ppo (actor and critic share their devices)")
     for dest in ("offload_train", "offload_rollout"):
         context.fill_none(dest, False)
 
