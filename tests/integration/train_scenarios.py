@@ -24,6 +24,7 @@ LENGTHS = [(13, 7), (40, 21), (7, 1), (25, 9), (9, 5), (31, 30), (3, 2), (17, 11
 ROLLOUT_IDS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 9, 9]  # the last four samples are two fan-out rollouts
 STEPS = 2
 BATCH = 5  # rollouts per step
+MIS_FUNCTION = "slime.backends.megatron_utils.loss.mis_function"
 
 RUN_FLAGS = f"""
     --debug-train-only --disable-rollout-global-dataset --num-rollout 10 --rollout-batch-size {STEPS * BATCH}
@@ -74,6 +75,8 @@ def whole_rollout() -> dict[str, list[Any]]:
         "rollout_mask_sums": [torch.tensor(s) for s in sums],
         "rewards": torch.randn(len(LENGTHS), generator=generator).tolist(),
         "rollout_log_probs": [-5.5 + torch.randn(n, generator=generator) * 0.2 for _, n in LENGTHS],
+        "teacher_log_probs": [-5.5 + torch.randn(n, generator=generator) * 0.2 for _, n in LENGTHS],
+        "values": [torch.randn(n, generator=generator) * 0.3 for _, n in LENGTHS],
     }
 
 
@@ -81,6 +84,7 @@ def rank_rollout(args: Namespace, model: Sequence[Any]) -> dict[str, Any]:
     """This rank's share, as the actor fetches it."""
     from megatron.core import parallel_state as mpu
 
+    from slime.backends.megatron_utils.cp_utils import slice_log_prob_with_cp
     from slime.backends.megatron_utils.data import prepare_rollout_data
 
     columns = whole_rollout()
@@ -97,14 +101,18 @@ def rank_rollout(args: Namespace, model: Sequence[Any]) -> dict[str, Any]:
     data["micro_batch_indices"] = schedule.micro_batch_indices[rank]
     data["num_microbatches"] = schedule.num_microbatches
     data["global_batch_sizes"] = schedule.global_batch_sizes
+    lengths = zip(data["values"], data["total_lengths"], data["response_lengths"], strict=True)
+    data["values"] = [
+        slice_log_prob_with_cp(x, total, n) for x, total, n in lengths
+    ]
     return prepare_rollout_data(data, torch.device("cpu"))
 
 
-def build(args: Namespace) -> tuple[Any, Any, Any]:
+def build(args: Namespace, role: str = "actor") -> tuple[Any, Any, Any]:
     from slime.backends.megatron_utils.optimizer import initialize_model_and_optimizer
 
     init_layout(args)
-    model, optimizer, scheduler, _ = initialize_model_and_optimizer(args, "actor")
+    model, optimizer, scheduler, _ = initialize_model_and_optimizer(args, role)
     return model, optimizer, scheduler
 
 
@@ -118,11 +126,10 @@ def perturb(model: Sequence[Any], scale: float) -> None:
 
 def run_rollout(args: Namespace) -> dict[str, Any]:
     """Reference and own log-probs, advantages, then the gradient norm and metrics of each step without updating."""
-    from megatron.core import parallel_state as mpu
-
+    from slime.backends.megatron_utils.actor_training import add_advantages
     from slime.backends.megatron_utils.data import get_data_iterator
-    from slime.backends.megatron_utils.loss import compute_advantages_and_returns, get_log_probs_and_entropy
-    from slime.backends.megatron_utils.model import forward_only, train_one_step
+    from slime.backends.megatron_utils.loss import get_log_probs_and_entropy
+    from slime.backends.megatron_utils.model import forward_only
 
     model, optimizer, scheduler = build(args)
     data = rank_rollout(args, model)
@@ -132,8 +139,29 @@ def run_rollout(args: Namespace) -> dict[str, Any]:
     perturb(model, 0.02)
     data |= forward_only(get_log_probs_and_entropy, args, model, iterator, counts)
     perturb(model, 0.02)  # the policy that trains is neither
-    if mpu.is_pipeline_last_stage(ignore_virtual=True):
-        compute_advantages_and_returns(args, data)
+    add_advantages(args, data)
+    return run_steps(args, model, optimizer, scheduler, data) | {"log_probs": whole_responses(data, "log_probs")}
+
+
+def run_critic(args: Namespace) -> dict[str, Any]:
+    """The same for the critic: values in place of log-probs."""
+    from slime.backends.megatron_utils.critic_training import CriticTraining
+    from slime.backends.megatron_utils.data import get_data_iterator
+
+    model, optimizer, scheduler = build(args, "critic")
+    data = rank_rollout(args, model)
+    del data["values"]
+    CriticTraining(args, model, optimizer, scheduler).add_values_and_returns(get_data_iterator(data), data)
+    perturb(model, 0.1)
+    return run_steps(args, model, optimizer, scheduler, data) | {"log_probs": whole_responses(data, "values")}
+
+
+def run_steps(args: Namespace, model: Any, optimizer: Any, scheduler: Any, data: dict[str, Any]) -> dict[str, Any]:
+    """Metrics and gradient norm of each step."""
+    from slime.backends.megatron_utils.data import get_data_iterator
+    from slime.backends.megatron_utils.model import train_one_step
+
+    iterator, counts = get_data_iterator(data), data["num_microbatches"]
     prepare_for_training(model, optimizer)
     for one in iterator:
         one.reset()
@@ -142,7 +170,7 @@ def run_rollout(args: Namespace) -> dict[str, Any]:
         reduced, norm = train_one_step(args, 0, step, iterator, model, NoUpdate(optimizer), scheduler, count, BATCH)
         metrics.append(reduced)
         norms.append(norm)
-    return {"metrics": metrics, "grad_norms": norms, "log_probs": whole_log_probs(data)}
+    return {"metrics": metrics, "grad_norms": norms}
 
 
 class NoUpdate:
@@ -158,19 +186,19 @@ class NoUpdate:
         return True
 
 
-def whole_log_probs(data: dict[str, Any]) -> dict[int, Tensor] | None:
-    """{sample: whole response's log-probs} of this data-parallel rank; None before the last stage."""
+def whole_responses(data: dict[str, Any], column: str) -> dict[int, Tensor] | None:
+    """{sample: whole response's values of a column} of this data-parallel rank; None before the last stage."""
     from slime.backends.megatron_utils.cp_utils import all_gather_with_cp
 
-    if "log_probs" not in data:
+    if column not in data:
         return None
-    samples = zip(data["partition"], data["log_probs"], data["total_lengths"], data["response_lengths"], strict=True)
+    samples = zip(data["partition"], data[column], data["total_lengths"], data["response_lengths"], strict=True)
     return {i: all_gather_with_cp(values, total, n) for i, values, total, n in samples}
 
 
 def check_against_reference(context: dict[str, str], name: str, flags: str = "") -> None:
     reference = torch.load(Path(context["root"]) / f"{name}.pt")
-    result = run_rollout(mode_args(context, name, flags))
+    result = run_mode(context, name, flags)
     if result["log_probs"] is not None:
         for i, values in result["log_probs"].items():
             torch.testing.assert_close(values, reference["log_probs"][i], rtol=0, atol=2e-5)
@@ -188,18 +216,37 @@ MODES: dict[str, dict[str, Any]] = {
     "sft": {"loss_type": "sft_loss", "use_tis": False},
     "gspo": {"advantage_estimator": "gspo"},
     "rpp": {"advantage_estimator": "reinforce_plus_plus"},
+    # Dr. GRPO's reduction; whole sequences dropped by OPSM
+    "opsm": {"flags": "--constant-loss-denominator 24 --use-opsm --opsm-delta 1e-3 --use-unbiased-kl"},
+    "mis": {
+        "flags": f"--use-tis --use-rs --custom-tis-function-path {MIS_FUNCTION} --tis-batch-normalize "
+        "--tis-level geometric --tis-mode clip --tis-upper-bound 1.05 --rs-upper-bound 1.5 --rs-veto-threshold 0.6"
+    },
+    # advantages from values and from a teacher
+    "ppo": {
+        "flags": "--advantage-estimator ppo --lambd 0.9 --gamma 0.99 --use-opd --opd-type sglang --opd-kl-coef 0.5",
+    },
+    "critic": {"flags": "--advantage-estimator ppo --lambd 0.9 --gamma 0.99 --value-clip 0.01", "use_tis": False},
 }
+# a metric of a mode that shows that something happened to some of the tokens, but not to all
+PARTIAL = {"opsm": "opsm_clipfrac", "mis": "mis_rs_veto_fraction", "critic": "value_clipfrac"}
 
 
-def mode_args(context: dict[str, str], mode: str, flags: str) -> Namespace:
+def run_mode(context: dict[str, str], mode: str, flags: str) -> dict[str, Any]:
+    """The rollout in one mode; the flags come after the mode's and win."""
+    from slime.utils.arguments import parse_megatron_role_args
+
     attributes = dict(MODES[mode])
-    return layout_args(context, f"{attributes.pop('flags', '')} {flags}", **attributes)
+    args = layout_args(context, f"{attributes.pop('flags', '')} {flags}", **attributes)
+    return run_critic(parse_megatron_role_args(args, None, "critic")) if mode == "critic" else run_rollout(args)
 
 
 def scenario_reference(context: dict[str, str]) -> None:
     """Every sample in a micro-batch of its own, one process; also that the packed micro-batches give the same."""
     for name in MODES:
-        result = run_rollout(mode_args(context, name, "--max-tokens-per-gpu 1"))
+        result = run_mode(context, name, "--max-tokens-per-gpu 1")
+        if name in PARTIAL:
+            assert any(0 < metrics[PARTIAL[name]] < 1 for metrics in result["metrics"]), result["metrics"]
         assert len(result["log_probs"]) == len(LENGTHS)
         assert all(torch.isfinite(values).all() for values in result["log_probs"].values())
         assert all(norm > 1e-3 for norm in result["grad_norms"]), result["grad_norms"]
@@ -220,7 +267,8 @@ LAYOUTS = {
 }
 PAIRS = [
     *itertools.product(LAYOUTS, ["mean"]), *itertools.product(["dp2", "cp2", "pp2"], ["token"]),
-    *itertools.product(["dp2", "cp2"], ["sft", "gspo", "rpp"]),
+    *itertools.product(["dp2", "cp2"], ["sft", "gspo", "rpp", "opsm", "mis", "ppo", "critic"]),
+    *itertools.product(["tp2_sp", "pp2"], ["critic"]),
 ]  # fmt: skip
 
 

@@ -86,7 +86,7 @@ class ActorTraining:
             rollout_data["values"] = tensors_to_gpu(external_data["values"])
         if args.compute_advantages_and_returns:
             self._add_log_probs(rollout_id, data_iterator, rollout_data)
-            _add_advantages(args, rollout_data)
+            add_advantages(args, rollout_data)
         if args.rollout_data_postprocess_path:
             load_function(args.rollout_data_postprocess_path)(args, rollout_id, rollout_data)
         with timer("actor_train"):
@@ -142,8 +142,11 @@ class ActorTraining:
             self._live_tag = tag
 
 
-def _add_advantages(args: Namespace, rollout_data: RolloutBatch) -> None:
-    """On the last pipeline stage, which has the log-probs."""
+def add_advantages(args: Namespace, rollout_data: RolloutBatch) -> None:
+    """Set advantages, returns and what weights are normalised with, on the last pipeline stage: it has the log-probs.
+
+    All ranks of the stage take part.
+    """
     from megatron.core import parallel_state as mpu
 
     from slime.backends.megatron_utils.loss import compute_advantages_and_returns

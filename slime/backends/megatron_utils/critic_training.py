@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slime.observability.timer import timer
 from slime.utils.types import RolloutBatch
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from megatron.core.optimizer import MegatronOptimizer
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
     from torch import Tensor
+
+    from slime.backends.megatron_utils.data import DataIterator
 
 
 class CriticTraining:
@@ -41,12 +43,8 @@ class CriticTraining:
         from slime.backends.megatron_utils.model import train
 
         data_iterator = get_data_iterator(rollout_data)
-        with timer("values"):
-            rollout_data |= self._compute_values(data_iterator, rollout_data["num_microbatches"])
-        result = {}
-        if "values" in rollout_data:
-            self._add_returns(rollout_data)
-            result["values"] = tensors_to_cpu(rollout_data["values"])
+        self.add_values_and_returns(data_iterator, rollout_data)
+        result = {"values": tensors_to_cpu(rollout_data["values"])} if "values" in rollout_data else {}
         with timer("critic_train"):
             history = train(
                 self.args, rollout_id, self._model, self._optimizer, self._scheduler, data_iterator,
@@ -54,13 +52,14 @@ class CriticTraining:
             )  # fmt: skip
         return history, result
 
-    def _compute_values(self, data_iterator: list[Any], num_microbatches: list[int]) -> dict[str, list[Tensor]]:
-        from slime.backends.megatron_utils.loss import get_values
+    def add_values_and_returns(self, data_iterator: list[DataIterator], rollout_data: RolloutBatch) -> None:
+        """Set values, advantages and returns on the last pipeline stage; all ranks take part."""
+        from slime.backends.megatron_utils.loss import compute_advantages_and_returns, get_values
         from slime.backends.megatron_utils.model import forward_only
 
-        return forward_only(get_values, self.args, self._model, data_iterator, num_microbatches)
-
-    def _add_returns(self, rollout_data: RolloutBatch) -> None:
-        from slime.backends.megatron_utils.loss import compute_advantages_and_returns
-
-        compute_advantages_and_returns(self.args, rollout_data)
+        with timer("values"):
+            rollout_data |= forward_only(
+                get_values, self.args, self._model, data_iterator, rollout_data["num_microbatches"]
+            )
+        if "values" in rollout_data:
+            compute_advantages_and_returns(self.args, rollout_data)
