@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -15,6 +16,7 @@ import pytest
 
 from slime.ray.engine_group import RolloutServer, start_rollout_servers
 from slime.ray.placement_group import Placement, create_placement_groups
+from slime.utils.http_utils import close_client, post
 
 START_SECONDS = 400.0
 
@@ -73,11 +75,12 @@ def test_life_of_an_engine(placement: Placement, tiny_model_dir: Path, tmp_path:
     """Start, generate through the router, offload and onload, and the end: nothing survives the killed actor."""
     import ray
 
-    args = arguments(tiny_model_dir, tmp_path)
+    args = arguments(tiny_model_dir, tmp_path, sglang_enable_deterministic_inference=True)
     (server,) = start_rollout_servers(args, placement).values()
     server.wait_ready()
     try:
         _check_it_serves(args, server)
+        _check_seeds_repeat(f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate")
         server.offload()
         server.onload_weights()
         server.onload_kv()
@@ -102,6 +105,24 @@ def _check_it_serves(args: Namespace, server: RolloutServer) -> None:
     assert answer["meta_info"]["completion_tokens"] == 3
     assert (server.engine_gpu_counts, server.engine_gpu_offsets, server.num_new_engines) == ([1], [0], 1)
     assert server.engine_parallel_configs == [{"tp_size": 1, "pp_size": 1, "dp_size": 1, "ep_size": 1}]
+
+
+def _check_seeds_repeat(url: str) -> None:
+    """A request's sampling seed gives the same tokens alone and among others."""
+
+    async def sample(seed: int) -> list[int]:
+        sampling = {"max_new_tokens": 12, "temperature": 1.0, "ignore_eos": True, "sampling_seed": seed}
+        return (await post(url, {"input_ids": [5, 6, 7], "sampling_params": sampling}))["output_ids"]
+
+    async def run() -> tuple[list[list[int]], list[list[int]]]:
+        alone = [await sample(seed) for seed in range(6)]
+        together = await asyncio.gather(*(sample(seed) for seed in range(6)))
+        await close_client()
+        return alone, together
+
+    alone, together = asyncio.run(run())
+    assert alone == together
+    assert len({tuple(tokens) for tokens in alone}) == 6
 
 
 def test_an_engine_that_dies_while_starting_shows_its_log_at_once(placement: Placement, tmp_path: Path) -> None:
