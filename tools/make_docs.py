@@ -75,7 +75,7 @@ def _hook_section(hook: Hook, path: str) -> Iterator[str]:
     entry = flag_table().by_dest[hook.dest]
     yield f"## `{flag}`\n"
     yield f"`{hook.signature}`\n"
-    yield f"Called {hook.called}.\n"
+    yield f"When: {hook.called}.\n"
     if entry.pending is not None:
         yield f"Not supported yet: {entry.pending}.\n"
     if entry.default:

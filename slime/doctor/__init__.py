@@ -1,0 +1,1 @@
+"""`python -m slime.doctor`: can a run start on this machine, and what is missing for it?"""
