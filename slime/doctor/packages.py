@@ -33,7 +33,7 @@ def declared_requirements() -> dict[str, Any]:
     if _PYPROJECT.is_file():
         return tomllib.loads(_PYPROJECT.read_text(encoding="utf-8"))["project"]
     metadata = importlib.metadata.metadata("slime")
-    extras = {extra: [] for extra in metadata.get_all("Provides-Extra") or []}
+    extras: dict[str, list[str]] = {extra: [] for extra in metadata.get_all("Provides-Extra") or []}
     base = []
     for line in importlib.metadata.requires("slime") or []:
         requirement = Requirement(line)

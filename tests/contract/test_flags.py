@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import os
 import re
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,8 @@ from slime.utils.arguments.megatron_names import (
 )
 from slime.utils.arguments.source import package_folder
 from slime.utils.arguments.table import flag_table
+from tests.support.base_config import HF_CONFIG, BaseConfig
+from tests.support.model_configs import PUBLISHED
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).with_name("slime_flags.txt")
@@ -51,17 +54,60 @@ def test_slime_flags_are_those_of_the_golden_file() -> None:
     assert text == GOLDEN.read_text()
 
 
-ONE_CHOICE = {"ckpt_format", "rollout_data_transport", "train_backend", "use_distributed_optimizer"}
+# One value is possible: another is refused, or is what the device decides.
+ONE_VALUE = {
+    "ckpt_format",
+    "distributed_backend",
+    "rollout_data_transport",
+    "train_backend",
+    "use_distributed_optimizer",
+}
+# Settings that only decide another one: (words, attribute that they decide, its value).
+DECIDES = {
+    "make_vocab_size_divisible_by": ("100", "padded_vocab_size", 300),
+    "num_layers_per_virtual_pipeline_stage": ("1", "virtual_pipeline_model_parallel_size", 2),
+    "num_steps_per_rollout": ("2", "global_batch_size", 8),
+    "num_virtual_stages_per_pipeline_rank": ("2", "virtual_pipeline_model_parallel_size", 2),
+    "offload": ("", "offload_train", True),
+    "recompute_activations": ("", "recompute_granularity", "selective"),
+    "seq_length": ("77", "max_position_embeddings", 77),
+    "use_flash_attn": ("", "attention_backend", "flash"),
+    "use_rotary_position_embeddings": ("", "position_embedding_type", "rope"),
+}
+
+
+def attributes_read(path: Path) -> set[str]:
+    """Names that a file reads from a namespace of arguments: `args.name`, or a name that stands alone as a text."""
+    tree = ast.parse(path.read_text())
+    loads = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load))
+    of_args = {node.attr for node in loads if re.search(r"(^|[._])args$", ast.unparse(node.value))}
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in docstrings)
+    return of_args | {node.value for node in constants if isinstance(node.value, str)}
 
 
 def test_every_accepted_flag_is_read_somewhere() -> None:
-    """A flag that is accepted has an effect: its attribute is read outside the tables."""
-    files = [path for path in (REPOSITORY / "slime").rglob("*.py") if "arguments/groups" not in path.as_posix()]
+    """A flag that is accepted has an effect: its attribute is read outside the argument package."""
+    files = [path for path in (REPOSITORY / "slime").rglob("*.py") if not {"arguments", "dry_run"} & set(path.parts)]
     files += [REPOSITORY / "train.py", REPOSITORY / "train_async.py"]
-    words = {word for path in files for word in re.findall(r"[a-z_0-9]+", path.read_text())}
-    words |= {attribute_of(field.name) for group in source_fields().values() for field in group}
+    read = set().union(*map(attributes_read, files))
+    read |= {attribute_of(field.name) for group in source_fields().values() for field in group}
     accepted = {entry.dest for entry in (*SLIME_FLAGS, *MEGATRON_LM_FLAGS) if entry.pending is None}
-    assert accepted - words - ONE_CHOICE == set()
+    inside = {"config", "custom_config_path", "dry_run"}  # what the argument package itself is told
+    assert accepted - read - ONE_VALUE - inside == set(DECIDES)
+
+
+@pytest.mark.parametrize("dest", DECIDES)
+def test_a_setting_that_only_decides_another_does(dest: str, tmp_path: Path) -> None:
+    words, decided, value = DECIDES[dest]
+    base = BaseConfig(tmp_path)
+    base.write_model_config({key: fact for key, fact in HF_CONFIG.items() if key != "max_position_embeddings"})
+    two_stages = ("--actor-num-gpus-per-node", 2, "--pipeline-model-parallel-size", 2)
+    others = two_stages if "virtual" in dest else ("--debug-train-only",) if dest == "offload" else ()
+    args = base.parse(*others, flag_table().by_dest[dest].name, *words.split())
+    assert getattr(args, decided) == value
+    if dest != "use_rotary_position_embeddings":  # short for the default
+        assert getattr(base.parse(*others), decided) != value
 
 
 def test_every_flag_has_help() -> None:
@@ -151,23 +197,28 @@ def test_parsing_needs_no_heavy_import() -> None:
     assert result.stdout.strip() == "[]"
 
 
+def test_help_of_the_driver_is_quick() -> None:
+    """Under 2 s for the whole command. Processor time too, as the machine may be busy with other tests."""
+    used = []
+    for _ in range(2):  # the first may have to compile
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        command = [sys.executable, "train.py", "--help"]
+        result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=60)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(used) < 2
+    headings = [line for line in result.stdout.splitlines() if re.fullmatch(r"\w.*:", line)]
+    groups = list(dict.fromkeys(entry.group for entry in flag_table()))
+    assert [heading.rstrip(":") for heading in headings] == groups
+
+
 def test_help_names_every_flag() -> None:
-    start = time.perf_counter()
     text = help_text(flag_table())
-    assert time.perf_counter() - start < 2
     for entry in flag_table():
         assert all(spelling in text for spelling in entry.spellings)
 
 
 MODELS = sorted((REPOSITORY / "scripts" / "models").glob("*.sh"))
-# hidden size = heads x head dim except for Qwen3 and Llama, which state the head dim
-FACTS = {
-    "qwen3-0.6B": (28, 1024, 3072, 16, 8, 128, 151936, True),
-    "qwen3-8B": (36, 4096, 12288, 32, 8, 128, 151936, False),
-    "qwen2.5-0.5B": (24, 896, 4864, 14, 2, 64, 151936, True),
-    "qwen2.5-7B": (28, 3584, 18944, 28, 4, 128, 152064, False),
-    "llama3.2-3B-Instruct": (28, 3072, 8192, 24, 8, 128, 128256, True),
-}
 
 
 def script_args(script: Path) -> list[str]:
@@ -184,15 +235,11 @@ def test_model_script_parses(script: Path) -> None:
     assert values["swiglu"] and values["normalization"] == "RMSNorm" and not values["add_bias_linear"]
     assert values.get("qk_layernorm", False) == script.stem.startswith("qwen3-")
     assert values.get("add_qkv_bias", False) == script.stem.startswith("qwen2.5-")
-    if script.stem in FACTS:
-        names = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups")
-        facts = tuple(values[name] for name in (*names, "kv_channels", "vocab_size"))
-        assert (*facts, not values.get("untie_embeddings_and_output_weights", False)) == FACTS[script.stem]
-
-
-def test_models_of_the_surface_are_there() -> None:
-    assert len(MODELS) >= 14
-    assert set(FACTS) <= {path.stem for path in MODELS}
+    facts = PUBLISHED[script.stem]
+    names = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels")
+    assert tuple(values[name] for name in (*names, "vocab_size", "rotary_base")) == facts[:8]
+    assert values.get("untie_embeddings_and_output_weights", False) != facts.tied
+    assert values["norm_epsilon"] == facts.eps
 
 
 # what run scripts of slime pass beside the model's architecture

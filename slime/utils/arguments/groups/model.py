@@ -15,7 +15,13 @@ FLAGS = in_group(
             "Hugging Face folder: the engines' weights, the tokenizer, and the architecture (flags not given are "
             "read from its config.json; given ones must agree)",
         ),
-        flag("--model-name", str, None, "model family for the weight conversion; unset: from the config"),
+        flag(
+            "--model-name",
+            str,
+            None,
+            "model family for the weight conversion; unset: from the config",
+            pending=MODELS,
+        ),
         flag("--custom-model-provider-path", str, None, "function that builds the model"),
         switch("--fp32", "weights and activations in float32 (the CPU's default)"),
         flag("--padded-vocab-size", int, None, "vocabulary size after padding; unset: computed"),
