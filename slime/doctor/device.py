@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -36,8 +37,7 @@ def check_device() -> Iterator[Finding]:
         return
     count = current.device_count()
     kind = "cores of a CPU" if current.name == "cpu" else f"{current.name} device(s)"
-    status = "ok" if count else "fail"
-    yield Finding(status, "device", f"{count} {kind}, {current.collective_backend} for collectives")
+    yield Finding("ok" if count else "fail", "device", f"{count} {kind}, {current.collective_backend} for collectives")
     chosen = os.environ.get("SLIME_ACCELERATOR")
     for name, files in _SIGNS_OF_DEVICES.items():
         if current.name == "cpu" and chosen != "cpu" and any(map(os.path.exists, files)):
@@ -51,7 +51,7 @@ def check_parts(parts: dict[str, str] | None = None, seconds: float = IMPORT_SEC
     """Import what each part of a run imports."""
     chosen = PARTS if parts is None else parts
     with ThreadPoolExecutor(2) as pool:
-        yield from pool.map(lambda item: _try(*item, seconds), chosen.items())
+        yield from pool.map(_try, chosen.keys(), chosen.values(), itertools.repeat(seconds))
 
 
 def _try(name: str, code: str, seconds: float) -> Finding:

@@ -19,6 +19,7 @@ LAYOUTS = [
     ("llama", 2, "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1"),
     ("qwen3_moe", 2, "--expert-model-parallel-size 2"),
     ("qwen3", 2, "--bf16"),
+    ("qwen3_tied", 2, "--pipeline-model-parallel-size 2 --advantage-estimator ppo"),  # measures the critic
     ("qwen3_moe", 4, "--pipeline-model-parallel-size 2 --expert-model-parallel-size 2"),
     ("qwen3", 4, "--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 1"),
 ]
@@ -30,16 +31,20 @@ def measure(model_dir: str, flags: str) -> dict[str, Any]:
     from megatron_tiny import init_layout, make_args, train_step
 
     from slime.backends.megatron_utils.optimizer import setup_model_and_optimizer
-    from slime.utils.dry_run.memory import _stage_memory
+    from slime.utils.dry_run.memory import stage_memory
     from slime.utils.dry_run.placement import rank_coordinates
 
     args = make_args(model_dir, flags=flags)
     init_layout(args)
-    model, optimizer, scheduler = setup_model_and_optimizer(args, "actor")
-    train_step(args, model, optimizer, scheduler, 0)
+    role = "critic" if args.use_critic else "actor"
+    model, optimizer, scheduler = setup_model_and_optimizer(args, role)
+    if role == "actor":
+        train_step(args, model, optimizer, scheduler, 0)
+    else:  # its outputs are no logits; zero gradients make Adam's moments too
+        optimizer.step()
     parameters = [parameter for chunk in model for parameter in chunk.parameters()]
     coordinates = rank_coordinates(args, dist.get_rank())
-    plan = _stage_memory(args, coordinates["pp"])
+    plan = stage_memory(args, coordinates["pp"], role)
     return {
         "measured": {
             "parameters": sum(parameter.numel() for parameter in parameters),

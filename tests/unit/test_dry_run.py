@@ -160,6 +160,16 @@ def test_host_copies(base: BaseConfig) -> None:
     assert actor is not None and both is not None and both.host_copies == 2 * actor.host_copies
 
 
+def test_critic(base: BaseConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model of its own on the actor's devices, with one output instead of the vocabulary, and no host copies."""
+    memory = plan_memory(base.parse("--advantage-estimator", "ppo"))
+    assert memory.trainer is not None and memory.critic is not None
+    assert memory.critic.parameters == memory.trainer.parameters + 64  # the actor's output is its embedding
+    assert (memory.critic.host_copies, memory.critic.log_prob_buffers) == (0, 0)
+    text = dry_run(base, capsys, "--dry-run", "--advantage-estimator", "ppo")
+    assert "bundle 0 (node 0, device 0): actor and critic rank 0" in text and "  critic, largest rank" in text
+
+
 def test_kv_cache(base: BaseConfig) -> None:
     """2 (key and value) x 4 layers x 2 heads x 32 x 4 bytes = 2 KiB per token; a device of two has one head."""
     engine = plan_memory(base.parse("--sglang-max-total-tokens", 1000)).engine

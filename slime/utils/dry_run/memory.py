@@ -23,7 +23,7 @@ class TrainerMemory:
         stage: its pipeline stage.
         parameters: how many parameters it holds.
         log_prob_buffers: logits of one micro-batch, their float32 copy and their gradient; None without a token limit.
-        host_copies: copies of the weights in host memory (actor, and reference), per rank.
+        host_copies: copies of the weights in host memory (the actor's, the reference's, ...), per rank.
     """
 
     stage: int
@@ -41,36 +41,50 @@ class TrainerMemory:
 
 @dataclass(frozen=True)
 class Memory:
-    """What trainer and engine take; colocated and offloaded, they take turns."""
+    """What trainer, critic and engine take; colocated and offloaded, they take turns."""
 
     trainer: TrainerMemory | None
+    critic: TrainerMemory | None
     engine: EngineMemory | None
     take_turns: bool
 
 
 def plan_memory(args: Namespace) -> Memory:
     """The largest training rank and one engine device."""
-    trainer = None
+    trainer = critic = None
     if not args.debug_rollout_only:
-        stages = range(args.pipeline_model_parallel_size)
-        trainer = max((_stage_memory(args, stage) for stage in stages), key=lambda plan: plan.total)
-    return Memory(trainer, plan_engine_memory(args), args.offload_train and args.offload_rollout)
+        trainer = _largest_rank(args, "actor")
+        critic = _largest_rank(args, "critic") if args.use_critic else None
+    return Memory(trainer, critic, plan_engine_memory(args), args.offload_train and args.offload_rollout)
 
 
-def _stage_memory(args: Namespace, stage: int) -> TrainerMemory:
-    count = count_rank_parameters(args, stage)
+def _largest_rank(args: Namespace, role: str) -> TrainerMemory:
+    stages = range(args.pipeline_model_parallel_size)
+    return max((stage_memory(args, stage, role) for stage in stages), key=lambda plan: plan.total)
+
+
+def stage_memory(args: Namespace, stage: int, role: str = "actor") -> TrainerMemory:
+    """What a rank of one pipeline stage takes."""
+    count = count_rank_parameters(args, stage, role)
     size = BYTES[args.params_dtype]
     trains = args.num_rollout != 0
-    copies = 1 + (args.kl_coef != 0 or args.use_kl_loss)
+    has_logits = role == "actor" and stage == args.pipeline_model_parallel_size - 1
     return TrainerMemory(
         stage=stage,
         parameters=count.total,
         weights=count.total * size,
         gradients=count.total * _gradient_size(args) if trains else 0,
         optimizer_state=_optimizer_state(args, count) if trains else 0,
-        log_prob_buffers=_log_prob_buffers(args) if stage == args.pipeline_model_parallel_size - 1 else 0,
-        host_copies=count.total * size * copies,
+        log_prob_buffers=_log_prob_buffers(args) if has_logits else 0,
+        host_copies=count.total * size * (_copies_of_weights(args) if role == "actor" else 0),
     )
+
+
+def _copies_of_weights(args: Namespace) -> int:
+    """The actor's; the reference's, a teacher's and two older actors' where there are such."""
+    reference = args.kl_coef != 0 or args.use_kl_loss
+    teacher = args.use_opd and args.opd_type == "megatron"
+    return 1 + reference + teacher + 2 * args.keep_old_actor
 
 
 def _gradient_size(args: Namespace) -> int:

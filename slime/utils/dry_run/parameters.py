@@ -24,11 +24,11 @@ class ParameterCount:
         return ParameterCount(self.dense + other.dense, self.expert + other.expert)
 
 
-def count_rank_parameters(args: Namespace, stage: int) -> ParameterCount:
+def count_rank_parameters(args: Namespace, stage: int, role: str = "actor") -> ParameterCount:
     """Parameters of a rank in pipeline stage `stage`.
 
     Each stage has its layers; the first also the embedding; the last the final norm and the output layer, which is a
-    copy of the embedding where the two are tied and the stage is not the first.
+    copy of the embedding where the two are tied and the stage is not the first. A critic's has one output.
     """
     stages = args.pipeline_model_parallel_size
     total = ParameterCount(0, 0)
@@ -42,7 +42,8 @@ def count_rank_parameters(args: Namespace, stage: int) -> ParameterCount:
         total += ParameterCount(embedding + positions * args.hidden_size, 0)
     if last:
         own_output = args.untie_embeddings_and_output_weights or not first
-        total += ParameterCount(_norm(args, args.hidden_size) + own_output * embedding, 0)
+        output = args.hidden_size if role == "critic" else own_output * embedding
+        total += ParameterCount(_norm(args, args.hidden_size) + output, 0)
     return total
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Device:
-    """One bundle. `trainer` and `engine` are None where the bundle has none.
+    """One bundle. `trainer` and `engine` are None where the bundle has none; a critic has the actor's ranks.
 
     Attributes:
         node, device: where it lies when nodes have `--num-gpus-per-node` devices.
@@ -21,6 +21,7 @@ class Device:
     device: int
     trainer: dict[str, int] | None
     engine: dict[str, int] | None
+    has_critic: bool = False
 
 
 def plan_placement(args: Namespace) -> list[Device]:
@@ -37,6 +38,7 @@ def plan_placement(args: Namespace) -> list[Device]:
             device=bundle % args.num_gpus_per_node,
             trainer=rank_coordinates(args, bundle) if bundle < trainers else None,
             engine=_engine_part(args, bundle - offset) if 0 <= bundle - offset < served else None,
+            has_critic=args.use_critic and bundle < trainers,
         )
         for bundle in range(total)
     ]

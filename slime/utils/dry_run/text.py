@@ -25,7 +25,7 @@ def placement_lines(devices: Sequence[Device]) -> Iterator[str]:
     if not devices:
         yield "  no devices"
     for device in devices:
-        runs = [_trainer(device.trainer), _engine(device.engine)]
+        runs = [_trainer(device.trainer, device.has_critic), _engine(device.engine)]
         shown = ", ".join(part for part in runs if part) or "nothing"
         yield f"  bundle {device.bundle} (node {device.node}, device {device.device}): {shown}"
 
@@ -59,7 +59,9 @@ def batch_lines(batches: Batches | None) -> Iterator[str]:
 
 def memory_lines(memory: Memory) -> Iterator[str]:
     if memory.trainer is not None:
-        yield from _trainer_lines(memory.trainer)
+        yield from _trainer_lines("trainer", memory.trainer)
+    if memory.critic is not None:
+        yield from _trainer_lines("critic", memory.critic)
     if memory.engine is not None:
         yield from _engine_lines(memory.engine)
     if memory.trainer is not None and memory.engine is not None:
@@ -76,8 +78,8 @@ def bytes_text(count: int) -> str:
     return f"{value:.1f} {units[0]}" if units[0] != "B" else f"{count} B"
 
 
-def _trainer_lines(trainer: TrainerMemory) -> Iterator[str]:
-    yield f"  trainer, largest rank (pipeline stage {trainer.stage}, {trainer.parameters:,} parameters):"
+def _trainer_lines(name: str, trainer: TrainerMemory) -> Iterator[str]:
+    yield f"  {name}, largest rank (pipeline stage {trainer.stage}, {trainer.parameters:,} parameters):"
     yield f"    weights          {bytes_text(trainer.weights)}"
     yield f"    gradients        {bytes_text(trainer.gradients)}"
     yield f"    optimiser state  {bytes_text(trainer.optimizer_state)}"
@@ -99,11 +101,12 @@ def _engine_lines(engine: EngineMemory) -> Iterator[str]:
         yield f"    KV cache         {per_token}; weights and cache together take {fraction}"
 
 
-def _trainer(coordinates: dict[str, int] | None) -> str:
+def _trainer(coordinates: dict[str, int] | None, has_critic: bool) -> str:
     if coordinates is None:
         return ""
     place = " ".join(f"{name} {coordinates[name]}" for name in _COORDINATES if name in coordinates)
-    return f"trainer rank {coordinates['rank']} ({place})"
+    roles = "actor and critic" if has_critic else "trainer"
+    return f"{roles} rank {coordinates['rank']} ({place})"
 
 
 def _engine(part: dict[str, int] | None) -> str:
