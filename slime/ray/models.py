@@ -69,7 +69,7 @@ def create_training_models(
     Sets `args.num_rollout`, `args.num_rollout_per_epoch` and `args.start_rollout_id` where they follow from data and
     checkpoint.
     """
-    actor = None if args.debug_rollout_only else _start_train_group(args, pgs, actor_cls)
+    actor = None if args.debug_rollout_only else start_train_group(args, pgs, actor_cls)
     _resolve_num_rollout(args, ray.get(manager.get_num_rollout_per_epoch.remote()))
     if args.check_weight_update_equal:
         ray.get(manager.check_weights.remote("snapshot"))
@@ -92,9 +92,7 @@ def create_training_models(
     return actor
 
 
-def _start_train_group(
-    args: Namespace, pgs: dict[str, Placement], actor_cls: type[TrainRayActor] | None
-) -> TrainGroup:
+def start_train_group(args: Namespace, pgs: dict[str, Placement], actor_cls: type[TrainRayActor] | None) -> TrainGroup:
     nodes, per_node = args.actor_num_nodes, args.actor_num_gpus_per_node
     actor = allocate_train_group(
         args, nodes, per_node, pgs["actor"],

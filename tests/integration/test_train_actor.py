@@ -51,7 +51,12 @@ def rollout_data(args: Namespace, rollout_id: int) -> list[Box]:
         "rollout_mask_sums": [float(sum(mask)) for mask in masks],
         "rollout_log_probs": [[-6.0] * n for n in responses],
     }
-    parallel = {"dp_size": RANKS, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
+    parallel = {
+        "dp_size": args.actor_num_gpus_per_node,
+        "cp_size": 1,
+        "vpp_size": 1,
+        "microbatch_group_size_per_vp_stage": 1,
+    }
     return [Box(ray.put(shard)) for shard in split_train_data_by_dp(args, data, parallel)]
 
 

@@ -45,7 +45,7 @@ class CriticTraining:
         data_iterator = get_data_iterator(rollout_data)
         self.add_values_and_returns(data_iterator, rollout_data)
         result = {"values": tensors_to_cpu(rollout_data["values"])} if "values" in rollout_data else {}
-        with timer("critic_train"):
+        with timer("value_train"):
             history = train(
                 self.args, rollout_id, self._model, self._optimizer, self._scheduler, data_iterator,
                 rollout_data["num_microbatches"], rollout_data["global_batch_sizes"], role="critic",
