@@ -61,7 +61,7 @@ def test_two_processes(gloo_world: Callable[[int], GlooWorld], context: dict[str
 
 def test_after_sleep(context: dict[str, str]) -> None:
     """Export, save and resume on groups that were destroyed and rebuilt; it patches torch, so in fresh ranks."""
-    with GlooWorld(2) as ranks:
+    with GlooWorld(2, share_groups=False) as ranks:
         ranks.run(checkpoint_scenarios.scenario_after_sleep, context)
 
 

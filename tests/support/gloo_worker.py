@@ -19,7 +19,9 @@ SEED = 1234
 STORE = "SLIME_TEST_STORE"
 
 
-def main(rank: int, size: int, store: str, join: bool, folder: str, connection: Connection) -> None:
+def main(
+    rank: int, size: int, store: str, folder: str, connection: Connection, *, join: bool, share_groups: bool
+) -> None:
     os.chdir(folder)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), STORE: store}
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -33,6 +35,8 @@ def main(rank: int, size: int, store: str, join: bool, folder: str, connection: 
     if join:
         timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout)
+    if share_groups:
+        _share_groups()
     while True:
         try:
             job = connection.recv_bytes()
@@ -66,7 +70,6 @@ def _reset() -> None:
     parallel_state = sys.modules.get("megatron.core.parallel_state")
     if parallel_state is not None and parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
-    _destroy_groups()
     calculator = sys.modules.get("megatron.core.num_microbatches_calculator")
     if calculator is not None:
         calculator.unset_num_microbatches_calculator()
@@ -79,11 +82,21 @@ def _reset() -> None:
     torch.use_deterministic_algorithms(False)
 
 
-def _destroy_groups() -> None:
-    """Megatron only forgets its groups; a hundred layouts would keep thousands of sockets."""
+def _share_groups() -> None:
+    """Let every layout use one group per set of ranks.
+
+    Megatron makes 17 groups per layout, whose 51 threads live as long as any model that was built with them.
+    """
     import torch.distributed as dist
 
-    if dist.is_initialized():
-        for group in list(dist.distributed_c10d._world.pg_map):  # no public list of groups
-            if group is not dist.group.WORLD:
-                dist.destroy_process_group(group)
+    new_group = dist.new_group
+    shared: dict[tuple[Any, ...], Any] = {}
+
+    @functools.wraps(new_group)
+    def shared_group(ranks: list[int] | None = None, *args: Any, **kwargs: Any) -> Any:
+        key = (ranks and tuple(sorted(ranks)), kwargs.get("timeout"), kwargs.get("backend"))
+        if key not in shared:
+            shared[key] = new_group(ranks, *args, **kwargs)
+        return shared[key]
+
+    dist.new_group = shared_group

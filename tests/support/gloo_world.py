@@ -32,11 +32,16 @@ class GlooWorld:
     """`size` ranks that form one gloo world and stay up between calls.
 
     As a context manager it ends its processes on leaving.
+
+    Args:
+        join: whether the ranks form a world before the first call; without it a call does that itself.
+        share_groups: calls get the same group for the same set of ranks, see `gloo_worker`; not for calls that
+            destroy groups.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, join: bool = True, share_groups: bool = True) -> None:
         self.size = size
-        self._joined = True
+        self._options = {"join": join, "share_groups": join and share_groups}
         self._processes: list[multiprocessing.process.BaseProcess] = []
         self._connections: list[Connection] = []
         self._directory: Path | None = None
@@ -103,8 +108,8 @@ class GlooWorld:
         self._directory = Path(tempfile.mkdtemp(prefix="gloo-"))
         for rank in range(self.size):
             ours, theirs = context.Pipe()
-            arguments = (rank, self.size, self.store, self._joined, os.getcwd(), theirs)
-            process = context.Process(target=gloo_worker.main, args=arguments, daemon=True)
+            arguments = (rank, self.size, self.store, os.getcwd(), theirs)
+            process = context.Process(target=gloo_worker.main, args=arguments, kwargs=self._options, daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)
@@ -132,19 +137,11 @@ class GlooWorld:
             return "died", f"ended with status {self._processes[rank].exitcode}"
 
 
-class FreshRanks(GlooWorld):
-    """Ranks that have joined no group yet, for tests of how a process joins one or patches torch."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
-        self._joined = False
-
-
 def run_ranks(function: Callable[..., Any], size: int, *args: Any, timeout: float = 120.0) -> list[Any]:
     """`function(rank, size, store path, *args)` in `size` fresh processes; what each returned.
 
     Raises:
         GlooWorldError: see `GlooWorld.run`.
     """
-    with FreshRanks(size) as ranks:
+    with GlooWorld(size, join=False) as ranks:
         return ranks.run(gloo_worker.with_rank, function, args, timeout=timeout)

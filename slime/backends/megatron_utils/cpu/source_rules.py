@@ -107,6 +107,23 @@ MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = "cpu"  # not None, so that no CUDA
 MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize = _host_copies
 '''
 
+_UNEVEN_COLLECTIVES = '''
+
+def _gather_uneven(outputs, own, group):
+    """All-gather of parts whose first dimensions differ; gloo has it for equal parts only."""
+    outputs[group.rank()].copy_(own)
+    for rank, part in enumerate(outputs):
+        torch.distributed.broadcast(part, group_src=rank, group=group)
+
+
+def _reduce_scatter_uneven(output, parts, group):
+    for rank, part in enumerate(parts):
+        part = part.clone()
+        torch.distributed.reduce(part, group_dst=rank, group=group)
+        if rank == group.rank():
+            output.copy_(part)
+'''
+
 _ADAM = "\nfrom slime.backends.megatron_utils.cpu.adam import CpuFusedAdam as Adam\n"
 
 PATCHES: tuple[ModulePatch, ...] = (
@@ -161,6 +178,15 @@ PATCHES: tuple[ModulePatch, ...] = (
         why="0.16 believes in Transformer Engine because its stand-in classes can be imported",
         expects=("HAVE_TE = True",),
         append="\nHAVE_TE = False\n",
+    ),
+    ModulePatch(
+        "megatron.core.tensor_parallel.mappings",
+        why="experts that are tensor parallel gather different numbers of tokens, which gloo can't",
+        replace=(
+            ("torch.distributed.all_gather(output_tensor_list, ", "_gather_uneven(output_tensor_list, "),
+            ("torch.distributed.reduce_scatter(output, ", "_reduce_scatter_uneven(output, "),
+        ),
+        append=_UNEVEN_COLLECTIVES,
     ),
     ModulePatch(
         "megatron.core.transformer.moe.token_dispatcher",
