@@ -128,7 +128,7 @@ _PERF = (
     Metric("perf/{role-}{tag}_log_probs_time", "seconds of another model's (teacher, older actor)"),
     Metric("perf/{role-}values_time", "seconds of the critic's pass"),
     Metric("perf/{role-}actor_train_time", "seconds of forward, backward and optimiser steps"),
-    Metric("perf/{role-}critic_train_time", "the critic's"),
+    Metric("perf/{role-}value_train_time", "the same of the critic"),
     Metric("perf/{role-}ref_model_update_time", "seconds of copying the actor into the reference"),
     Metric("perf/{role-}update_weights_time", "seconds of sending weights to the engines"),
     Metric("perf/{role-}sleep_time", "seconds of putting the trainer to sleep"),
