@@ -53,9 +53,19 @@ def prepare_server(settings: dict[str, Any]) -> None:
     from slime_plugins.sglang_cpu import hooks
 
     hooks.verify()
+    # SGLang takes a device's number for a NUMA node's; here a device is a share of the machine.
+    settings["base_gpu_id"] = 0
+    ranks = settings.get("tp_size", 1) * settings.get("pp_size", 1) // settings.get("nnodes", 1)
+    os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", cores_of_ranks(ranks, sorted(os.sched_getaffinity(0))))
     if settings.get("enable_memory_saver"):
         settings["enable_memory_saver"] = False
         logger.warning("torch_memory_saver does not start on a CPU: releasing memory will free nothing")
+
+
+def cores_of_ranks(ranks: int, cores: list[int]) -> str:
+    """Which cores each rank of a server uses, as SGLang wants it (`0,1|2,3`): shared out, or shared when too few."""
+    own = [cores[rank * len(cores) // ranks : (rank + 1) * len(cores) // ranks] for rank in range(ranks)]
+    return "|".join(",".join(map(str, part or [cores[rank % len(cores)]])) for rank, part in enumerate(own))
 
 
 def check_sglang_version() -> None:

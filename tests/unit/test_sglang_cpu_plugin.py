@@ -39,6 +39,14 @@ def test_another_sglang_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             entry()
 
 
+@pytest.mark.parametrize(
+    ("ranks", "cores", "bound"),
+    [(2, [0, 1], "0|1"), (2, [0, 1, 2, 3], "0,1|2,3"), (2, [4, 5, 9], "4|5,9"), (3, [0, 1], "0|0|1"), (2, [6], "6|6")],
+)
+def test_every_rank_has_a_core(ranks: int, cores: list[int], bound: str) -> None:
+    assert sglang_cpu.cores_of_ranks(ranks, cores) == bound
+
+
 def murmur3_x86_32(data: bytes) -> int:
     """Appleby's reference, for a length that is a multiple of 4, with seed 0."""
 
