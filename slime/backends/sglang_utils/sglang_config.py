@@ -63,7 +63,7 @@ class SglangConfig:
     @staticmethod
     def from_args(args: Namespace) -> SglangConfig:
         """The deployment that the flags describe: the actor's model on all rollout devices (none when there are 0)."""
-        groups = ()
+        groups: tuple[ServerGroupConfig, ...] = ()
         if args.rollout_num_gpus:
             groups = (ServerGroupConfig(args.rollout_num_gpus, args.rollout_num_gpus_per_engine),)
         return SglangConfig((ModelConfig("actor", args.hf_checkpoint, groups),))

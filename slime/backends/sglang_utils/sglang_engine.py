@@ -138,7 +138,7 @@ class SGLangEngine(RayActor):
         if router_ip is None or self.shape.worker_type == "encoder":
             return
         self._router_url = f"http://{router_ip}:{router_port}"
-        worker = {"url": server.url, "worker_type": self.shape.worker_type}
+        worker: dict[str, Any] = {"url": server.url, "worker_type": self.shape.worker_type}
         if self.shape.worker_type == "prefill":
             worker["bootstrap_port"] = bootstrap_port
         register_worker(self._router_url, worker)

@@ -102,7 +102,12 @@ class UpdateWeightFromTensor(WeightUpdater):
 
     def _tell_engines(self, *methods: str) -> None:
         """Call methods of all engines, one after the other; no rank goes on before all are done."""
-        self._on_first_rank(lambda: [self._call_all(method) for method in methods])
+
+        def call() -> None:
+            for method in methods:
+                self._call_all(method)
+
+        self._on_first_rank(call)
 
     def _call_all(self, method: str, *method_args: Any) -> None:
         refs = [getattr(engine, method).remote(*method_args) for engine in self._engines]
