@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -27,15 +28,15 @@ def calculate_log_probs_and_entropy(
     """Log-probs of `tokens` and the entropy of the distributions they come from.
 
     With x = logits[rows] / temperature: log p_j = x_j - logsumexp(x); H = -sum_j p_j log p_j. Everything is computed
-    in float32, at most `chunk_size` rows at a time in both passes: besides the gradient, which has the logits' shape
-    and type, memory does not grow with the number of rows. The logits themselves are kept for the backward pass.
+    in float32. Besides the gradient, which has the logits' shape and type, neither pass takes more memory than
+    `chunk_size` rows in float32, whatever the number of rows. The logits are kept for the backward pass.
 
     Args:
         logits: [tokens, vocabulary / tensor-parallel size], any float type.
         tokens: [n], the target ids, long; global ids also when the vocabulary is split.
         tp_group: the ranks that hold the other parts of the vocabulary; None for the whole of it.
         with_entropy: also return the entropy.
-        chunk_size: rows per chunk; all at once when it is not positive.
+        chunk_size: the rows whose float32 copy bounds the memory; all rows when it is not positive.
         log_prob_keep_mask: [n, vocabulary / tensor-parallel size], bool: the log-prob's softmax runs over these
             columns only, to which the target always belongs. The entropy stays that of the whole vocabulary.
         with_entropy_grad: whether the entropy takes part in the backward pass.
@@ -55,6 +56,12 @@ def calculate_log_probs_and_entropy(
     return log_probs, (entropy if with_entropy else None)
 
 
+# A chunk is worked on in this many blocks, so that a block and its temporaries are smaller than the chunk.
+_BLOCKS_PER_CHUNK = 4
+# Smaller blocks would only cost kernel launches: 2^20 elements are 4 MiB.
+_SMALLEST_BLOCK = 1 << 20
+
+
 def _all_reduce(x: torch.Tensor, op: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None) -> torch.Tensor:
     if group is not None and group.size() > 1:
         dist.all_reduce(x, op=op, group=group)
@@ -69,6 +76,14 @@ class _Shard:
         self.group = group
         self.start = width * (group.rank() if group is not None else 0)
         self.valid = width if vocab_size is None else min(max(vocab_size - self.start, 0), width)
+
+    def blocks(self, rows: int, chunk_size: int) -> Iterator[slice]:
+        """Runs of rows to work on at a time."""
+        chunk = min(chunk_size, rows) if chunk_size > 0 else rows
+        smallest = min(-(-_SMALLEST_BLOCK // self.width), chunk)
+        size = max(-(-chunk // _BLOCKS_PER_CHUNK), smallest, 1)
+        for start in range(0, rows, size):
+            yield slice(start, min(start + size, rows))
 
     def scaled(self, logits: torch.Tensor, rows: torch.Tensor, temperature: float) -> torch.Tensor:
         """A new float32 tensor [rows, width]."""
@@ -85,22 +100,34 @@ class _Shard:
         here = (local >= 0) & (local < self.width)
         return local.clamp(0, self.width - 1), here
 
-    def logsumexp(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows] over the whole vocabulary."""
-        if self.group is None or self.group.size() == 1:
-            return x.logsumexp(-1)
-        peak = _all_reduce(x.amax(-1), dist.ReduceOp.MAX, self.group)
-        total = _all_reduce((x - peak[:, None]).exp_().sum(-1), dist.ReduceOp.SUM, self.group)
-        return peak + total.log()
+
+class _Sums:
+    """logsumexp(x) and sum_j p_j x_j of each row, gathered block by block and then over the vocabulary's parts."""
+
+    def __init__(self, like: torch.Tensor) -> None:
+        self.peak, self.total, self.weighted = (torch.empty_like(like) for _ in range(3))
+
+    def add(self, block: slice, x: torch.Tensor, weighted: bool) -> None:
+        """`x` [rows, width] of this rank; one temporary of its size."""
+        self.peak[block] = x.amax(-1)
+        exp = (x - self.peak[block, None]).exp_()
+        self.total[block] = exp.sum(-1)
+        if weighted:
+            self.weighted[block] = exp.mul_(x).sum(-1)
+
+    def reduce(self, group: dist.ProcessGroup | None, weighted: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """(logsumexp, mean logit) over all ranks; the latter is meaningless unless `weighted`."""
+        peak = _all_reduce(self.peak.clone(), dist.ReduceOp.MAX, group)
+        sums = torch.stack([self.total, self.weighted]) if weighted else self.total[None]
+        sums = _all_reduce(sums * (self.peak - peak).exp(), dist.ReduceOp.SUM, group)
+        return peak + sums[0].log(), sums[-1] / sums[0]
 
 
-def _kept(x: torch.Tensor, keep: torch.Tensor | None, column: torch.Tensor, here: torch.Tensor) -> torch.Tensor:
-    """`x` with the columns that the keep mask drops at probability 0."""
-    if keep is None:
-        return x
-    keep = keep.clone()
-    keep[here.nonzero()[:, 0], column[here]] = True
-    return x.masked_fill(~keep, _PADDING_LOGIT)
+def _kept(x: torch.Tensor, keep: torch.Tensor, column: torch.Tensor, here: torch.Tensor) -> torch.Tensor:
+    """`x`, changed in place: the columns that the keep mask drops get probability 0, but for the targets."""
+    targets = x.gather(1, column[:, None])
+    x.masked_fill_(~keep, _PADDING_LOGIT)
+    return x.scatter_(1, column[:, None], torch.where(here[:, None], targets, x.gather(1, column[:, None])))
 
 
 class _LogProbsAndEntropy(torch.autograd.Function):
@@ -118,54 +145,72 @@ class _LogProbsAndEntropy(torch.autograd.Function):
         temperature: float,
         vocab_size: int | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        n = len(tokens)
         shard = _Shard(logits.size(1), tp_group, vocab_size)
-        step = chunk_size if chunk_size > 0 else max(n, 1)
-        log_probs = torch.empty(n, dtype=torch.float32, device=logits.device)
-        lse = torch.empty_like(log_probs)
-        full_lse = lse if keep_mask is None else torch.empty_like(log_probs)
-        entropy = torch.empty_like(log_probs) if with_entropy else log_probs.new_empty(0)
-        for start in range(0, n, step):
-            part = slice(start, start + step)
-            x = shard.scaled(logits, rows[part], temperature)
-            column, here = shard.local_targets(tokens[part])
-            kept = _kept(x, None if keep_mask is None else keep_mask[part], column, here)
-            lse[part] = shard.logsumexp(kept)
-            target = x.gather(1, column[:, None])[:, 0].masked_fill(~here, 0.0)
-            log_probs[part] = _all_reduce(target, dist.ReduceOp.SUM, tp_group) - lse[part]
+        targets = torch.empty(len(tokens), dtype=torch.float32, device=logits.device)
+        whole, kept = _Sums(targets), _Sums(targets)
+        for block in shard.blocks(len(tokens), chunk_size):
+            x = shard.scaled(logits, rows[block], temperature)
+            column, here = shard.local_targets(tokens[block])
+            targets[block] = x.gather(1, column[:, None])[:, 0].masked_fill(~here, 0.0)
+            if with_entropy or keep_mask is None:
+                whole.add(block, x, weighted=with_entropy)
+            if keep_mask is not None:
+                kept.add(block, _kept(x, keep_mask[block], column, here), weighted=False)
+            del x  # before the next block is made
+        targets = _all_reduce(targets, dist.ReduceOp.SUM, tp_group)
+        lse, entropy = None, targets.new_empty(0)
+        if with_entropy or keep_mask is None:
+            lse, mean_logit = whole.reduce(tp_group, weighted=with_entropy)
             if with_entropy:
-                if keep_mask is not None:
-                    full_lse[part] = shard.logsumexp(x)
-                # H = logsumexp - sum_j p_j x_j
-                mean_logit = ((x - full_lse[part, None]).exp_().mul_(x)).sum(-1)
-                entropy[part] = full_lse[part] - _all_reduce(mean_logit, dist.ReduceOp.SUM, tp_group)
-        ctx.save_for_backward(logits, tokens, rows, keep_mask, lse, full_lse, entropy)
-        ctx.shard, ctx.step, ctx.temperature = shard, step, temperature
+                entropy = lse - mean_logit  # H = logsumexp - sum_j p_j x_j
+        kept_lse = lse if keep_mask is None else kept.reduce(tp_group, weighted=False)[0]
+        ctx.save_for_backward(logits, tokens, rows, keep_mask, kept_lse, lse, entropy)
+        ctx.shard, ctx.chunk_size, ctx.temperature = shard, chunk_size, temperature
         ctx.with_entropy_grad = with_entropy and with_entropy_grad
         if not ctx.with_entropy_grad:
             ctx.mark_non_differentiable(entropy)
-        return log_probs, entropy
+        return targets - kept_lse, entropy
 
     @staticmethod
     def backward(
         ctx: Any, grad_log_probs: torch.Tensor, grad_entropy: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:
-        logits, tokens, rows, keep_mask, lse, full_lse, entropy = ctx.saved_tensors
+        logits, tokens, rows, keep_mask, kept_lse, lse, entropy = ctx.saved_tensors
         shard: _Shard = ctx.shard
         grad = torch.zeros_like(logits)
-        for start in range(0, len(tokens), ctx.step):
-            part = slice(start, start + ctx.step)
-            x = shard.scaled(logits, rows[part], ctx.temperature)
-            column, here = shard.local_targets(tokens[part])
-            kept = _kept(x, None if keep_mask is None else keep_mask[part], column, here)
+        for block in shard.blocks(len(tokens), ctx.chunk_size):
+            x = shard.scaled(logits, rows[block], ctx.temperature)
+            column, here = shard.local_targets(tokens[block])
             # d log p_target / dx = onehot - p
-            g = (kept - lse[part, None]).exp_().mul_(-grad_log_probs[part, None])
-            g.scatter_add_(1, column[:, None], (grad_log_probs[part] * here)[:, None])
-            if ctx.with_entropy_grad:
-                # dH / dx_j = -p_j (log p_j + H)
-                log_p = x - full_lse[part, None]
-                g -= log_p.exp() * (log_p + entropy[part, None]) * grad_entropy[part, None]
+            weight = -grad_log_probs[block, None]
+            if keep_mask is None and not ctx.with_entropy_grad:
+                g = x.sub_(lse[block, None]).exp_().mul_(weight)
+            elif keep_mask is None:
+                g = _entropy_gradient(x, lse[block], entropy[block], grad_entropy[block], weight)
+            else:
+                g = torch.zeros_like(x)
+                if ctx.with_entropy_grad:
+                    g = _entropy_gradient(x.clone(), lse[block], entropy[block], grad_entropy[block], None)
+                g.addcmul_(_kept(x, keep_mask[block], column, here).sub_(kept_lse[block, None]).exp_(), weight)
+            g.scatter_add_(1, column[:, None], (grad_log_probs[block] * here)[:, None])
             if ctx.temperature != 1.0:
                 g /= ctx.temperature
-            grad.index_copy_(0, rows[part], g.to(grad.dtype))
+            grad.index_copy_(0, rows[block], g.to(grad.dtype))
+            del x, g
         return (grad,) + (None,) * 9
+
+
+def _entropy_gradient(
+    x: torch.Tensor,
+    lse: torch.Tensor,
+    entropy: torch.Tensor,
+    grad_entropy: torch.Tensor,
+    weight: torch.Tensor | None,
+) -> torch.Tensor:
+    """p_j * (weight - (log p_j + H) * grad_entropy), since dH / dx_j = -p_j (log p_j + H). Uses up `x`."""
+    log_p = x.sub_(lse[:, None])
+    p = log_p.exp()
+    inner = log_p.add_(entropy[:, None]).mul_(-grad_entropy[:, None])
+    if weight is not None:
+        inner += weight
+    return p.mul_(inner)
