@@ -25,6 +25,7 @@ def test_critic_first_then_both(ray_cluster: str, train_cli: TrainCli, tiny_mode
     assert result.series("train/ppo_kl")[2] == 0.0 and result.series("train/ppo_kl")[3] != 0.0
     assert all(norm > 0 for norm in result.series("train/critic-grad_norm").values())
     assert set(result.series("rollout/values")) == {1}
+    assert result.series("rollout/trimmed_samples") == {1: 0.0}
     assert set(result.series("perf/critic-value_train_time")) == {0, 1}
     assert [path.name for path in sorted(save.glob("iter_*"))] == ["iter_0000001"]
     assert [path.name for path in sorted(save.glob("critic/iter_*"))] == ["iter_0000000", "iter_0000001"]

@@ -12,7 +12,8 @@ import pytest
 
 from slime.ray.train_data import convert_samples_to_train_data, flatten_samples
 from slime.rollout import engine_abort, sglang_rollout
-from slime.utils.http_utils import close_client, post
+from slime.rollout.on_policy_distillation import fetch_teacher_log_probs
+from slime.utils.http_utils import close_client
 from slime.utils.misc import SingletonMeta
 from slime.utils.types import Sample
 from tests.support.rollout_args import rollout_args
@@ -69,22 +70,17 @@ def run(coroutine: Any) -> Any:
 
 
 def test_a_batch_holds_what_the_engine_sampled(args: Namespace) -> None:
-    """Ids as sampled, log-probs as the engine scores the same ids again."""
+    """Ids as sampled, log-probs as the engine scores the same ids again, as a teacher of distillation does."""
     output, returned = run(sglang_rollout.generate_rollout_async(args, 0, Prompts()))
     samples = flatten_samples(output.samples)
     data = convert_samples_to_train_data(args, samples)
     assert returned == [] and len(samples) == 4 and {len(s.weight_versions) for s in samples} == {1}
     assert all(length <= args.rollout_max_response_len for length in data["response_lengths"])
-
-    async def score(sample: Sample) -> list[float]:
-        url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
-        params = {"max_new_tokens": 0, "temperature": 1.0}
-        body = {"input_ids": sample.tokens, "sampling_params": params, "return_logprob": True, "logprob_start_len": 0}
-        scored = (await post(url, body))["meta_info"]["input_token_logprobs"]
-        return [entry[0] for entry in scored[len(scored) - sample.response_length :]]
-
+    args.rm_url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
     for sample in samples:
-        assert run(score(sample)) == pytest.approx(sample.rollout_log_probs, abs=1e-4)
+        assert run(fetch_teacher_log_probs(args, sample)) == pytest.approx(sample.rollout_log_probs, abs=1e-4)
+    args.rollout_temperature = 0.5  # SGLang takes no notice: a notice at the start of a run and docs/losses.md say so
+    assert run(fetch_teacher_log_probs(args, samples[0])) == pytest.approx(samples[0].rollout_log_probs, abs=1e-4)
 
 
 async def short_then_long(args: Namespace, sample: Sample, sampling_params: dict[str, Any]) -> Sample:

@@ -26,11 +26,14 @@ FLAGS = f"""
     --rollout-batch-size 4 --n-samples-per-prompt 2 --num-steps-per-rollout 2 --rollout-max-response-len 16
     --use-dynamic-batch-size --max-tokens-per-gpu 64 --lr 1e-3 --lr-decay-style cosine
     --use-kl-loss --kl-loss-coef 0.1 --kl-loss-type low_var_kl --entropy-coef 0.001
+    --use-opd --opd-type megatron --opd-kl-coef 0.3
 """
 
 
 def make_args(model: Path, folder: Path, flags: str = "") -> Namespace:
-    return parse_args(argv=f"--hf-checkpoint {model} --log-dir {folder} {FLAGS} {flags}".split())
+    return parse_args(
+        argv=f"--hf-checkpoint {model} --opd-teacher-load {model} --log-dir {folder} {FLAGS} {flags}".split()
+    )
 
 
 def rollout_data(args: Namespace, rollout_id: int) -> list[Box]:
@@ -65,11 +68,12 @@ def run(args: Namespace, save_after: int | None = None) -> tuple[int, list[dict[
     with tracking(args):
         placement = create_placement_groups(args)["actor"]
         assert placement is not None and placement.pg is not None
-        group = RayTrainGroup(args, 1, RANKS, placement, with_ref=True)
+        group = RayTrainGroup(args, 1, RANKS, placement, with_ref=True, with_opd_teacher=True)
         (start,) = set(group.create())
         for rollout_id in range(start, args.num_rollout):
             last = group.train(rollout_id, rollout_data(args, rollout_id))
             assert last["train/step"] == 2 * rollout_id + 1
+            group.update_weights()
             if rollout_id == save_after:
                 group.save_model(rollout_id, force_sync=True)
         for actor in group._actors:
@@ -96,12 +100,14 @@ def saved_run(
 
 
 def test_metrics_of_the_first_rollout(saved_run: tuple[Path, list[dict[str, Any]]]) -> None:
-    """The first step is exactly on-policy; every name of the surface is there; the second step is off-policy."""
+    """The first step is exactly on-policy, and as far from the teacher, which has the same weights, as from itself;
+    every name of the surface is there; the second step is off-policy."""
     _, rows = saved_run
     assert [row["train/step"] for row in rows] == list(range(2 * ROLLOUTS))
     first = rows[0]
     assert first["train/ppo_kl"] == 0.0 and first["train/kl_loss"] == 0.0 and first["train/pg_clipfrac"] == 0.0
     assert rows[1]["train/ppo_kl"] != 0.0
+    assert first["train/opd_reverse_kl"] == 0.0 and rows[2]["train/opd_reverse_kl"] != 0.0
     for name in ("loss", "pg_loss", "entropy_loss", "grad_norm", "lr-pg_0", "train_rollout_logprob_abs_diff"):
         assert math.isfinite(first[f"train/{name}"]), name
     assert first["train/global_batch_size"] == 4 and first["train/skipped_steps"] == 0
@@ -116,8 +122,9 @@ def test_the_export_of_the_first_rollout_is_complete(saved_run: tuple[Path, list
 def test_a_resumed_run_equals_the_one_that_was_not_stopped(
     saved_run: tuple[Path, list[dict[str, Any]]], tiny_model_dir: Path
 ) -> None:
-    """C1, C3: it goes on at rollout 1 with the same metrics; it never sleeps, so sleeping changes nothing either."""
+    """C1, C3: it goes on at rollout 1 with the same metrics; it never sleeps, so sleeping changes nothing either, and
+    the actor that it keeps for old log-probs is the actor, since weights are sent after every rollout."""
     folder, rows = saved_run
-    start, resumed = run(make_args(tiny_model_dir, folder / "resumed", f"--load {folder / 'ckpt'}"))
+    start, resumed = run(make_args(tiny_model_dir, folder / "resumed", f"--keep-old-actor --load {folder / 'ckpt'}"))
     assert start == 1
     assert list(map(training_metrics, resumed)) == list(map(training_metrics, rows[2:]))

@@ -343,6 +343,30 @@ def scenario_infinite_gradient(context: dict[str, str]) -> None:
     assert scheduler.num_steps == steps_before + BATCH
 
 
+def scenario_reset_optimizer_states(context: dict[str, str]) -> None:
+    """The second of two equal rollouts on restored weights repeats the first: nothing of Adam was left."""
+    from slime.backends.megatron_utils.data import get_data_iterator
+    from slime.backends.megatron_utils.model import train
+    from slime.backends.megatron_utils.update_weight.common import named_params_and_buffers
+    from slime.backends.megatron_utils.weights_backuper import WeightsBackuper
+
+    args = layout_args(context, "--reset-optimizer-states", loss_type="sft_loss")
+    model, optimizer, scheduler = build(args)
+    data = rank_rollout(args, model)
+    weights = WeightsBackuper(lambda: named_params_and_buffers(args, model))
+    weights.backup("start")
+    histories = []
+    for rollout_id in range(2):
+        weights.restore("start")
+        optimizer.reload_model_params()
+        history = train(
+            args, rollout_id, model, optimizer, scheduler, get_data_iterator(data), data["num_microbatches"],
+            data["global_batch_sizes"],
+        )  # fmt: skip
+        histories.append([(metrics["train/loss"], metrics["train/grad_norm"]) for metrics in history])
+    assert histories[0] == histories[1] and histories[0][0] != histories[0][1]
+
+
 def scenario_bf16(context: dict[str, str]) -> None:
     """The gate also holds in bf16: the passes agree bit for bit."""
     from slime.backends.megatron_utils.data import get_data_iterator

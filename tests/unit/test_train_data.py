@@ -47,6 +47,16 @@ def test_a_group_of_one_gives_zero(with_std: bool) -> None:
     assert post_process_rewards(args, [make(3.0, 0), make(1.0, 1), make(0.0, 1)])[1][0] == 0.0
 
 
+def test_rloo_compares_with_the_others_of_the_group() -> None:
+    """Groups of any size, a group of one gives 0, the samples of one trajectory count once."""
+    args = rollout_args(advantage_estimator="rloo")
+    assert post_process_rewards(args, unequal_groups())[1] == pytest.approx([1.0, 0.0, -1.0, 0.0, 0.0])
+    three = [make(reward, 0, i) for i, reward in enumerate((1.0, 4.0, 7.0))] + [make(9.0, 1, 3)]
+    assert post_process_rewards(args, three)[1] == pytest.approx([1 - 5.5, 4 - 4.0, 7 - 2.5, 0.0])
+    fan_out = [make(1.0, 0, i, rollout_id=7) for i in range(3)] + [make(0.0, 0, 3, rollout_id=8)]
+    assert post_process_rewards(args, fan_out)[1] == pytest.approx([1.0, 1.0, 1.0, -1.0])
+
+
 def test_equal_rewards_give_exactly_zero() -> None:
     """L6"""
     args = rollout_args(grpo_std_normalization=True)
@@ -160,6 +170,15 @@ def test_shares_of_two_ranks() -> None:
         assert shard["rollout_mask_sums"].tolist() == [float(i + 1) for i in shard["partition"]]
         assert len(shard["micro_batch_indices"]) == sum(shard["num_microbatches"]) == 2
         assert shard["global_batch_sizes"] == [2, 2]
+
+
+def test_samples_that_fill_no_step_are_counted() -> None:
+    args = rollout_args(global_batch_size=2, micro_batch_size=1)
+    args.use_dynamic_batch_size = args.balance_data = args.balance_by_flops = False
+    data = convert_samples_to_train_data(args, [make(float(i % 2), i // 2, i) for i in range(5)])
+    config = {"dp_size": 2, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
+    shards = split_train_data_by_dp(args, data, config)
+    assert [shard["trimmed_samples"] for shard in shards] == [1, 1]
 
 
 def test_dump_and_replay(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import functools
 import logging
 from argparse import Namespace
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from slime.observability.timer import timer
@@ -21,6 +22,31 @@ if TYPE_CHECKING:
     from slime.backends.megatron_utils.data import DataIterator
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass
+class SendLog:
+    """When the actor's weights went to the engines: tells which copy of them sampled a rollout.
+
+    Attributes:
+        last_trained: the rollout that the actor learned from last.
+        sent_after: the rollout that it had learned from when it sent its weights last.
+    """
+
+    last_trained: int
+    sent_after: int
+
+    def note_sent(self) -> None:
+        self.sent_after = self.last_trained
+
+    def sampling_tag(self, rollout_id: int, rollouts_ahead: int) -> str:
+        """`rollout_actor`, what the engines got last, or `old_actor`, what they got before.
+
+        Sampling of a rollout begins `rollouts_ahead` rollouts before the usual moment, which is right after training
+        on the rollout before it; weights that were sent later can't be in it.
+        """
+        began_after = rollout_id - 1 - rollouts_ahead
+        return "rollout_actor" if self.sent_after <= began_after else "old_actor"
 
 
 class ActorTraining:
@@ -46,7 +72,7 @@ class ActorTraining:
         self._weights = WeightsBackuper(lambda: named_params_and_buffers(args, model))
         self._weights.backup("actor")
         self._live_tag = "actor"
-        self._last_trained = self._sent_after = last_rollout
+        self._send_log = SendLog(last_rollout, last_rollout)
         if args.keep_old_actor:
             for tag in ("rollout_actor", "old_actor"):
                 self._weights.copy("actor", tag)
@@ -67,7 +93,7 @@ class ActorTraining:
         if self.args.keep_old_actor:
             self._weights.copy("rollout_actor", "old_actor")
             self._weights.copy("actor", "rollout_actor")
-            self._sent_after = self._last_trained
+            self._send_log.note_sent()
 
     def train(
         self, rollout_id: int, rollout_data: RolloutBatch, external_data: Mapping[str, Any] | None
@@ -95,7 +121,7 @@ class ActorTraining:
                 rollout_data["num_microbatches"], rollout_data["global_batch_sizes"],
             )  # fmt: skip
         self._weights.backup("actor")
-        self._last_trained = rollout_id
+        self._send_log.last_trained = rollout_id
         if args.ref_update_interval is not None and (rollout_id + 1) % args.ref_update_interval == 0:
             with timer("ref_model_update"):
                 self._weights.backup("ref")
@@ -106,25 +132,18 @@ class ActorTraining:
         """The reference's, the teacher's and the old policy's, as far as they are needed."""
         from slime.backends.megatron_utils.loss.passes import can_skip_own_log_probs
 
-        num_microbatches = rollout_data["num_microbatches"]
+        args, num_microbatches = self.args, rollout_data["num_microbatches"]
         for tag in ("ref", "teacher"):
             if tag in self._weights.tags:
                 self._switch_weights(tag)
                 with timer(f"{tag}_log_probs"):
                     rollout_data |= self.compute_log_prob(data_iterator, num_microbatches, f"{tag}_")
-        if not can_skip_own_log_probs(self.args, num_steps=len(num_microbatches)):
-            self._switch_weights(self._sampling_tag(rollout_id))
+        if not can_skip_own_log_probs(args, num_steps=len(num_microbatches)):
+            old = self._send_log.sampling_tag(rollout_id, args.rollouts_ahead) if args.keep_old_actor else "actor"
+            self._switch_weights(old)
             with timer("log_probs"):
                 rollout_data |= self.compute_log_prob(data_iterator, num_microbatches)
         self._switch_weights("actor")
-
-    def _sampling_tag(self, rollout_id: int) -> str:
-        """The weights that sampled a rollout. Its sampling began `args.rollouts_ahead` rollouts before the usual
-        moment, which is right after training on the rollout before it: weights sent later can't be in it."""
-        if not self.args.keep_old_actor:
-            return "actor"
-        began_after = rollout_id - 1 - self.args.rollouts_ahead
-        return "rollout_actor" if self._sent_after <= began_after else "old_actor"
 
     def compute_log_prob(
         self, data_iterator: list[DataIterator], num_microbatches: list[int], store_prefix: str = ""

@@ -13,7 +13,7 @@ import torch
 
 from slime.backends.megatron_utils.data import DataIterator, get_batch
 from slime.backends.megatron_utils.loss import loss_function
-from slime.backends.megatron_utils.optimizer_step import step_if_finite
+from slime.backends.megatron_utils.optimizer_step import reset_moments, step_if_finite
 from slime.observability.train_metric_utils import reduce_train_step_metrics, train_step_metrics
 from slime.utils.misc import load_function
 
@@ -230,6 +230,8 @@ def train(
         steps of this rollout, so far, that were skipped.
     """
     prepare_for_training(model, optimizer)
+    if args.reset_optimizer_states:
+        reset_moments(optimizer)
     for iterator in data_iterator:
         iterator.reset()
     history = []

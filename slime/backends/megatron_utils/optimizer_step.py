@@ -26,6 +26,20 @@ def step_if_finite(optimizer: MegatronOptimizer) -> tuple[bool, float | None]:
     return optimizer.step_with_ready_grads(), float(grad_norm)
 
 
+def reset_moments(optimizer: MegatronOptimizer) -> None:
+    """Put Adam back to before its first step: moments and step count at 0 (`--reset-optimizer-states`)."""
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        if getattr(part, "is_stub_optimizer", False):
+            continue
+        for group in part.optimizer.param_groups:
+            if "step" in group:
+                group["step"] = 0
+        for state in part.optimizer.state.values():
+            for name in ("exp_avg", "exp_avg_sq", "step"):
+                if hasattr(state.get(name), "zero_"):
+                    state[name].zero_()
+
+
 def _clip(optimizer: MegatronOptimizer, grad_norm: float) -> None:
     from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 

@@ -59,7 +59,7 @@ FLAGS = in_group(
         off_switch("--disable-rewards-normalization", "rewards_normalization", "leave rewards as they are"),
         switch("--use-rollout-entropy", "compute the entropy in the log-prob passes"),
         switch("--get-mismatch-metrics", "measure how the engine's log-probs differ"),
-        switch("--reset-optimizer-states", "zero Adam's moments at each rollout", pending=ALGORITHMS),
+        switch("--reset-optimizer-states", "zero Adam's moments and step count at each rollout"),
         switch("--use-stateless-adam", "Adam that keeps no moments", pending=ALGORITHMS),
         switch("--use-rollout-logprobs", "take the engine's log-probs as the old policy's"),
         switch("--use-tis", "importance weights between trainer and engine"),
