@@ -143,9 +143,9 @@ def split_train_data_by_dp(
     trimmed = count_trimmed(schedule_of_rollout, len(data["tokens"]))
     shards = []
     for partition, micro_batches in zip(partitions, micro_batch_indices, strict=True):
-        shard = {name: [column[i] for i in partition] for name, column in data.items() if name not in WHOLE_COLUMNS}
+        shard: dict[str, Any] = {"trimmed_samples": trimmed}
+        shard |= {name: [column[i] for i in partition] for name, column in data.items() if name not in WHOLE_COLUMNS}
         shard |= {name: data[name] for name in WHOLE_COLUMNS if name in data}
-        shard["trimmed_samples"] = trimmed
         schedule = (partition, micro_batches, num_microbatches, global_batch_sizes)
         shard |= dict(zip(SCHEDULE_COLUMNS, schedule, strict=True))
         shards.append(_to_tensors(shard))

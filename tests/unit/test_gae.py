@@ -90,6 +90,21 @@ def test_advantages_of_ppo_against_a_plain_loop() -> None:
         compute_advantages_and_returns(args, data | {"values": None})
 
 
+@pytest.mark.parametrize("estimator", ["reinforce_plus_plus", "ppo"])
+def test_a_removed_sample_changes_nothing_for_the_others(estimator: str) -> None:
+    """`Sample.remove_sample` makes a mask of zeros: finite numbers for it, the same as without it for the others."""
+    args = make_args(advantage_estimator=estimator, kl_coef=0.1, gamma=0.9, lambd=0.9)
+    data, without = ppo_data(), ppo_data()
+    data["loss_masks"][3][:] = 0
+    without = {name: column[:3] + column[4:] for name, column in without.items()}
+    compute_advantages_and_returns(args, data)
+    compute_advantages_and_returns(args, without)
+    assert torch.isfinite(torch.cat(data["advantages"])).all()
+    for name in ("advantages", "returns"):
+        for got, expected in zip(data[name][:3] + data[name][4:], without[name], strict=True):
+            torch.testing.assert_close(got, expected)
+
+
 def test_rloo_and_grpo_repeat_the_reward() -> None:
     data = ppo_data()
     compute_advantages_and_returns(make_args(advantage_estimator="rloo"), data)

@@ -343,6 +343,7 @@ def test_when_the_own_log_prob_pass_is_skipped() -> None:
     assert can_skip_own_log_probs(make_args(use_rollout_logprobs=True), num_steps=2)
     for changes in (
         {"kl_coef": 0.1}, {"get_mismatch_metrics": True, "use_rollout_logprobs": True}, {"loss_type": "custom_loss"},
-        {"advantage_estimator": "gspo"}, {"use_rollout_entropy": True},
+        {"advantage_estimator": "gspo"}, {"use_rollout_entropy": True}, {"use_opd": True}, {"keep_old_actor": True},
+        {"tis_batch_normalize": True, "use_rollout_logprobs": True},
     ):  # fmt: skip
         assert not can_skip_own_log_probs(make_args(**changes), num_steps=1)

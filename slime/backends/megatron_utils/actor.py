@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime.observability.timer import Timer, inverse_timer, timer
 from slime.ray.train_actor import TrainRayActor
 from slime.utils import accelerator
 from slime.utils.misc import Box
 from slime.utils.types import RolloutBatch
+
+if TYPE_CHECKING:
+    from slime.backends.megatron_utils.update_weight.base import WeightUpdater
 
 MANAGER_TIMEOUT_S = 600.0
 
@@ -49,7 +52,7 @@ class MegatronTrainRayActor(TrainRayActor):
         self.model, self.optimizer, self.opt_param_scheduler, iteration = initialize_model_and_optimizer(args, role)
         self._sleeper = Sleeper(args, self.model, self.optimizer)
         self.train_parallel_config = self._describe_parallelism()
-        self._updater = None
+        self._updater: WeightUpdater | None = None
         if role == "critic":
             self._init_critic()
         else:
@@ -134,6 +137,7 @@ class MegatronTrainRayActor(TrainRayActor):
             self._sleeper.wake_up()
             with timer("data_preprocess"):
                 rollout_data = self._fetch(rollout_data_ref)
+            result: dict[str, Any]
             if self.role == "critic":
                 history, result = self._critic.train(rollout_id, rollout_data)
             else:

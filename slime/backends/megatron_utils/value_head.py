@@ -31,13 +31,13 @@ class LinearForLastLayer(torch.nn.Linear):
     def __init__(self, input_size: int, output_size: int, config: TransformerConfig, seed: int = 1234) -> None:
         super().__init__(input_size, output_size, bias=False, dtype=config.params_dtype)
         self.sequence_parallel = config.sequence_parallel
-        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        self.weight.sequence_parallel = config.sequence_parallel
         # from a generator of its own, so that the head doesn't depend on the parallel layout
         drawn = torch.randn(output_size, input_size, generator=torch.Generator().manual_seed(seed))
         with torch.no_grad():
             self.weight.copy_(drawn * config.init_method_std)
 
-    def forward(  # type: ignore[override]
+    def forward(
         self, input_: torch.Tensor, weight: torch.Tensor | None = None, runtime_gather_output: bool | None = None
     ) -> tuple[torch.Tensor, None]:
         values = super().forward(input_).float()
