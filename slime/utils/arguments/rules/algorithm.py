@@ -179,7 +179,7 @@ def _check_distillation(context: Context) -> None:
         context.require(args.opd_teacher_load is None, "--opd-type sglang excludes --opd-teacher-load")
         if args.rollout_temperature != 1:
             context.notice(
-                "SGLang 0.5.23 scores given tokens at temperature 1 whatever the request says, the student's log-probs "
-                "are at --rollout-temperature %g: use 1, or --opd-type megatron",
+                "SGLang 0.5.23 scores given tokens at temperature 1 whatever the request says, while the student's "
+                "log-probs are at --rollout-temperature %g: use 1, or --opd-type megatron",
                 args.rollout_temperature,
             )
