@@ -15,6 +15,7 @@ from slime.ray.placement_group import Placement
 from slime.ray.train_data import convert_samples_to_train_data, flatten_samples, split_train_data_by_dp
 from slime.ray.utils import Lock
 from slime.rollout.base_types import call_rollout_fn
+from slime.rollout.rm_hub import start_graders
 from slime.utils.misc import Box, load_function
 from slime.utils.types import Sample
 
@@ -33,6 +34,8 @@ class RolloutManager:
         self.generate_rollout = load_function(args.rollout_function_path)
         self.eval_generate_rollout = load_function(args.eval_function_path)
         self.servers: dict[str, RolloutServer] = start_rollout_servers(args, pg)
+        if not args.debug_train_only:
+            start_graders(args)
         self._lock = ray.remote(Lock).options(num_cpus=0).remote()
         for server in self.servers.values():
             server.wait_ready()

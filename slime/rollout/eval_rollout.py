@@ -86,8 +86,8 @@ def _make_samples(config: EvalDatasetConfig, dataset: Dataset) -> list[Sample]:
 
 
 def eval_sampling_params(args: Namespace, config: EvalDatasetConfig) -> dict[str, Any]:
-    """Sampling parameters of a data set; those that are None are left to the engine."""
-    params = base_sampling_params(args) | {
+    """Sampling parameters of a data set; those that are None are as in training, or left to the engine."""
+    own = {
         "temperature": config.temperature,
         "top_p": config.top_p,
         "top_k": config.top_k,
@@ -99,7 +99,7 @@ def eval_sampling_params(args: Namespace, config: EvalDatasetConfig) -> dict[str
         "min_new_tokens": config.min_new_tokens,
         "repetition_penalty": config.repetition_penalty,
     }
-    return {name: value for name, value in params.items() if value is not None}
+    return base_sampling_params(args) | {name: value for name, value in own.items() if value is not None}
 
 
 def _collect_results(args: Namespace, config: EvalDatasetConfig, results: list[Any]) -> dict[str, Any]:

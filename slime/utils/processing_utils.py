@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import io
 from typing import Any
 
@@ -12,6 +13,21 @@ def load_tokenizer(name_or_path: str, **kwargs: Any) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(name_or_path, **kwargs)
+
+
+@functools.cache
+def special_tokens(name_or_path: str) -> tuple[str, ...]:
+    """Texts of a tokenizer's special tokens, the empty one excluded."""
+    tokenizer = load_tokenizer(name_or_path, trust_remote_code=True)
+    return tuple(token for token in tokenizer.all_special_tokens if token)
+
+
+def without_final_special_tokens(text: str, name_or_path: str) -> str:
+    """`text` without the special tokens (end of turn, end of text) that it ends with."""
+    endings = special_tokens(name_or_path)
+    while ending := next((token for token in endings if text.endswith(token)), None):
+        text = text.removesuffix(ending)
+    return text
 
 
 def load_processor(name_or_path: str, **kwargs: Any) -> Any:

@@ -14,6 +14,7 @@ from slime.rollout.rm_hub.grader_pool import GraderError, GraderTimeout, grader_
 from slime.rollout.rm_hub.graders import GRADERS
 from slime.rollout.sample_hooks import accepted_kwargs
 from slime.utils.misc import load_function
+from slime.utils.processing_utils import without_final_special_tokens
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -67,6 +68,19 @@ def rm_type_of(args: Any, sample: Sample) -> str:
     return str(sample.metadata.get("rm_type") or args.rm_type or "").strip()
 
 
+def answer_text(args: Any, sample: Sample) -> str:
+    """What rules grade: the response without the stop token's text, which `no_stop_trim` keeps in it."""
+    return without_final_special_tokens(sample.response, args.hf_checkpoint) if args.hf_checkpoint else sample.response
+
+
+def start_graders(args: Any) -> None:
+    """Start the workers of the rule types that a run is going to use, so that its first gradings don't wait."""
+    names = {args.rm_type, *(dataset.rm_type for dataset in getattr(args, "eval_datasets", None) or [])}
+    for name in sorted(name.strip().removeprefix(BOXED_PREFIX) for name in names if name):
+        if name in GRADERS:
+            grader_pool().start(name)
+
+
 async def _rule_reward(args: Any, sample: Sample, rm_type: str) -> Any:
     boxed = rm_type.startswith(BOXED_PREFIX)
     name = rm_type.removeprefix(BOXED_PREFIX)
@@ -77,7 +91,8 @@ async def _rule_reward(args: Any, sample: Sample, rm_type: str) -> Any:
     if grader.needs_label and sample.label is None:
         raise ValueError(f"{sample.name()} has no label, rm type {rm_type} needs one (--label-key)")
     try:
-        return await grader_pool().grade(args.rm_timeout, name, boxed, sample.response, sample.label, sample.metadata)
+        text = answer_text(args, sample)
+        return await grader_pool().grade(args.rm_timeout, name, boxed, text, sample.label, sample.metadata)
     except GraderError as error:
         sample.metadata[FAILURE_KEY] = "timeout" if isinstance(error, GraderTimeout) else "error"
         logger.warning("%s: grading failed and scores %s: %s", sample.name(), grader.failed, error)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -57,11 +58,13 @@ class _Worker:
 
     def grade(self, limit: float, rm_type: str, *call: Any) -> Score:
         """Score in at most `limit` seconds, the time for the type's imports not counted."""
-        if rm_type not in self._loaded:
-            self._load(rm_type)
+        self.load(rm_type)
         return self._ask(limit, ("grade", limit, rm_type, *call), f"rm type {rm_type}")
 
-    def _load(self, rm_type: str) -> None:
+    def load(self, rm_type: str) -> None:
+        """Import what the type needs, once."""
+        if rm_type in self._loaded:
+            return
         try:
             self._ask(LOAD_LIMIT_S, ("load", rm_type), f"rm type {rm_type} can't be loaded")
         except GraderError as error:
@@ -111,6 +114,7 @@ class GraderPool:
     """Up to `num_workers` grader processes, started as they are needed."""
 
     def __init__(self, num_workers: int) -> None:
+        self._num_workers = num_workers
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="grader")
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         self._workers: set[_Worker] = set()
@@ -126,10 +130,21 @@ class GraderPool:
         """
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._grade, limit, rm_type, call)
 
+    def start(self, rm_type: str) -> None:
+        """Start all workers and let them import what `rm_type` needs; returns at once.
+
+        A type that can't be loaded is reported by its first grading.
+        """
+        for _ in range(self._num_workers):
+            self._threads.submit(self._with_worker, lambda worker: worker.load(rm_type))
+
     def _grade(self, limit: float, rm_type: str, call: tuple[Any, ...]) -> Score:
+        return self._with_worker(lambda worker: worker.grade(limit, rm_type, *call))
+
+    def _with_worker(self, use: Callable[[_Worker], Any]) -> Any:
         worker = self._take()
         try:
-            return worker.grade(limit, rm_type, *call)
+            return use(worker)
         finally:
             if worker.alive:
                 self._idle.put(worker)
