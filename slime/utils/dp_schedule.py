@@ -6,12 +6,14 @@ stages and collectives need that) whatever the lengths of the samples.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from typing import Any, NamedTuple
 
 from slime.utils.flops_utils import calculate_fwd_flops
 from slime.utils.misc import group_by
 from slime.utils.seqlen_balancing import (
+    balanced_pack,
     expand_bins_by_splitting,
     first_fit_pack,
     get_seqlen_balanced_partitions,
@@ -126,11 +128,9 @@ def _pack_step(
         return [samples[i : i + size] for i in range(0, len(samples), size)]
     lengths = [total_lengths[i] for i in samples]
     cap = args.max_tokens_per_gpu * parallel["cp_size"]
-    if args.balance_by_flops:
-        num_bins = min(-(-sum(lengths) // cap), len(samples))
-        bins = get_seqlen_balanced_partitions(_flops(args, lengths), num_bins, equal_size=False)
-    else:
-        bins = first_fit_pack(lengths, cap)
+    bins = (
+        balanced_pack(_flops(args, lengths), lengths, cap) if args.balance_by_flops else first_fit_pack(lengths, cap)
+    )
     return [[samples[i] for i in items] for items in _fit_bin_count(bins, multiple, lengths, step)]
 
 
@@ -151,10 +151,12 @@ def _assign_bins(args: Any, bins: list[list[int]], dp_size: int, total_lengths: 
     """The bins of each rank, the same number for all."""
     if not args.balance_data:
         return [bins[rank::dp_size] for rank in range(dp_size)]
-    weights = [sum(_flops(args, [total_lengths[i] for i in items])) for items in bins]
+    flops = iter(_flops(args, [total_lengths[i] for items in bins for i in items]))
+    weights = [sum(itertools.islice(flops, len(items))) for items in bins]
     parts = get_seqlen_balanced_partitions(weights, dp_size, equal_size=True)
     return [[bins[b] for b in part] for part in parts]
 
 
 def _flops(args: Any, lengths: list[int]) -> list[int]:
-    return [calculate_fwd_flops([n], args) for n in lengths]
+    of_length = {n: calculate_fwd_flops([n], args) for n in set(lengths)}
+    return [of_length[n] for n in lengths]

@@ -1,9 +1,13 @@
-"""Partition work into bins: balanced (Karmarkar-Karp), packed under a cap (first fit), split further."""
+"""Partition work into bins: balanced (Karmarkar-Karp), packed under a cap (first fit, balanced), split further."""
 
 from __future__ import annotations
 
 import heapq
+import operator
 from collections.abc import Sequence
+from typing import Any
+
+_Part = tuple[float, int, Any]
 
 
 def get_seqlen_balanced_partitions(
@@ -37,23 +41,36 @@ def karmarkar_karp(seqlen_list: Sequence[float], k_partitions: int, equal_size: 
     order = sorted(range(n), key=lambda i: (seqlen_list[i], i))
     groups = [order[i : i + k_partitions] for i in range(0, n, k_partitions)] if equal_size else [[i] for i in order]
 
-    # A heap entry is (-spread, tie breaker, parts by falling weight); a part is (weight, items).
-    heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
+    # A heap entry is (-spread, tie breaker, parts by falling weight); a part is (-weight, number of items, items as
+    # nested pairs).
+    heap: list[tuple[float, int, list[_Part]]] = []
     for tie, group in enumerate(groups):
-        parts = [(seqlen_list[i], [i]) for i in reversed(group)]
-        parts += [(0, [])] * (k_partitions - len(parts))
-        heap.append((parts[-1][0] - parts[0][0], tie, parts))
+        parts: list[_Part] = [(-seqlen_list[i], 1, i) for i in reversed(group)]
+        parts += [(0, 0, None)] * (k_partitions - len(parts))
+        heap.append((parts[0][0] - parts[-1][0], tie, parts))
     heapq.heapify(heap)
     tie = len(groups)
+    by_weight = operator.itemgetter(0, 1)
     while len(heap) > 1:
         _, _, first = heapq.heappop(heap)
-        _, _, second = heapq.heappop(heap)
+        _, _, second = heap[0]
         # the heaviest part of one joins the lightest of the other
-        merged = [(a[0] + b[0], a[1] + b[1]) for a, b in zip(first, reversed(second), strict=True)]
-        merged.sort(key=lambda part: (-part[0], len(part[1])))
-        heapq.heappush(heap, (merged[-1][0] - merged[0][0], tie, merged))
+        merged = [(a[0] + b[0], a[1] + b[1], (a[2], b[2])) for a, b in zip(first, reversed(second), strict=True)]
+        merged.sort(key=by_weight)
+        heapq.heapreplace(heap, (merged[0][0] - merged[-1][0], tie, merged))
         tie += 1
-    return _fill_empty([items for _, items in heap[0][2]])
+    return _fill_empty([_flatten(items) for _, _, items in heap[0][2]])
+
+
+def _flatten(nested: Any) -> list[int]:
+    items, waiting = [], [nested]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, tuple):
+            waiting += node
+        elif node is not None:
+            items.append(node)
+    return items
 
 
 def _fill_empty(parts: list[list[int]]) -> list[list[int]]:
@@ -67,19 +84,83 @@ def _fill_empty(parts: list[list[int]]) -> list[list[int]]:
 def first_fit_pack(total_lengths: Sequence[int], max_tokens_per_bin: int) -> list[list[int]]:
     """Put each item into the first bin that has room; an item longer than the cap gets a bin of its own.
 
-    Items keep their order within a bin. Every bin but those of over-long items stays within the cap.
+    Items keep their order within a bin. Every bin but those of over-long items stays within the cap. Takes
+    O(n log(bins)) time.
     """
+    too_long = sum(length > max_tokens_per_bin for length in total_lengths)
+    # two neighbours of first fit hold more than one cap together
+    most_bins = min(len(total_lengths), 2 * (sum(total_lengths) // max(max_tokens_per_bin, 1)) + 1 + too_long)
+    rooms = _Rooms(most_bins, max_tokens_per_bin)
     bins: list[list[int]] = []
-    room: list[int] = []
     for index, length in enumerate(total_lengths):
-        slot = next((b for b, free in enumerate(room) if length <= free), None)
-        if slot is None:
-            bins.append([index])
-            room.append(max_tokens_per_bin - length)
-        else:
-            bins[slot].append(index)
-            room[slot] -= length
+        slot = rooms.first_with(length) if length <= max_tokens_per_bin else len(bins)
+        if slot == len(bins):
+            bins.append([])
+        bins[slot].append(index)
+        rooms.take(slot, length)
     return bins
+
+
+class _Rooms:
+    """The room left in each of `count` bins, as a tree of maxima: node i has the children 2i and 2i + 1."""
+
+    def __init__(self, count: int, capacity: int) -> None:
+        self._leaves = 1 << max(count - 1, 0).bit_length()
+        self._tree = [capacity] * (2 * self._leaves)
+
+    def first_with(self, amount: int) -> int:
+        """The first bin with at least this much room; there must be one."""
+        tree, node = self._tree, 1
+        while node < self._leaves:
+            node *= 2
+            if tree[node] < amount:
+                node += 1
+        return node - self._leaves
+
+    def take(self, slot: int, amount: int) -> None:
+        tree, node = self._tree, slot + self._leaves
+        tree[node] -= amount
+        while node > 1:
+            node //= 2
+            largest = max(tree[2 * node], tree[2 * node + 1])
+            if tree[node] == largest:
+                return
+            tree[node] = largest
+
+
+# Bins that are looked at for room before a new one is opened.
+_BALANCED_PACK_TRIES = 16
+
+
+def balanced_pack(weights: Sequence[float], lengths: Sequence[int], max_tokens_per_bin: int) -> list[list[int]]:
+    """Bins of about equal weight that hold at most `max_tokens_per_bin` each, hardly more of them than needed.
+
+    Longest processing time first (Graham 1969), with room: the heaviest item left goes to the lightest bin that has
+    room for it. An item longer than the cap gets a bin of its own. Takes O(n log(bins)) time.
+    """
+    order = sorted(range(len(weights)), key=lambda i: (-weights[i], i))
+    bins = [[i] for i in order if lengths[i] > max_tokens_per_bin]
+    rest = [i for i in order if lengths[i] <= max_tokens_per_bin]
+    alone = len(bins)
+    needed = -(-sum(lengths[i] for i in rest) // max_tokens_per_bin)
+    bins += [[] for _ in range(needed)]
+    room = [max_tokens_per_bin] * len(bins)
+    lightest: list[tuple[float, int]] = [(0, slot) for slot in range(alone, len(bins))]  # a heap
+    for i in rest:
+        full: list[tuple[float, int]] = []
+        while lightest and len(full) < _BALANCED_PACK_TRIES and room[lightest[0][1]] < lengths[i]:
+            full.append(heapq.heappop(lightest))
+        if not lightest or len(full) == _BALANCED_PACK_TRIES:
+            heapq.heappush(lightest, (0, len(bins)))
+            bins.append([])
+            room.append(max_tokens_per_bin)
+        weight, slot = lightest[0]
+        heapq.heapreplace(lightest, (weight + weights[i], slot))
+        bins[slot].append(i)
+        room[slot] -= lengths[i]
+        for entry in full:
+            heapq.heappush(lightest, entry)
+    return [sorted(items) for items in bins if items]
 
 
 def expand_bins_by_splitting(bins: list[list[int]], target_count: int, lengths: Sequence[float]) -> list[list[int]]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
+import random
+import time
 from argparse import Namespace
 from typing import Any
 
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 from slime.utils.dp_schedule import DpSchedule, build_dp_schedule, count_trimmed
 from slime.utils.flops_utils import calculate_fwd_flops
 from slime.utils.seqlen_balancing import (
+    balanced_pack,
     expand_bins_by_splitting,
     first_fit_pack,
     get_seqlen_balanced_partitions,
@@ -160,7 +164,7 @@ def test_every_sample_is_trained_exactly_once_or_counted(data: st.DataObject) ->
         assert len(micro_batches) == sum(schedule.num_microbatches)
         assert all(micro_batches)
         assert [i for m in micro_batches for i in m] == list(range(len(schedule.partitions[rank])))
-    if not args.balance_by_flops and not repacked:
+    if not repacked:
         for items in bins_of(schedule):
             assert len(items) == 1 or sum(lengths[i] for i in items) <= args.max_tokens_per_gpu * cp
     _check_steps(schedule, ids, kept, batch)
@@ -199,6 +203,98 @@ def test_balanced_partitions_are_better_than_strided() -> None:
     sums = [sum(weights[i] for i in part) for part in get_seqlen_balanced_partitions(weights, 2, True)]
     assert max(sums) - min(sums) <= 4  # strided: 300 against 100
     assert max(sum(weights[::2]), sum(weights[1::2])) == 300
+
+
+REAL_ARCHITECTURE = {
+    "num_layers": 28, "hidden_size": 1024, "num_attention_heads": 16, "num_query_groups": 8, "kv_channels": 128,
+    "ffn_hidden_size": 3072, "padded_vocab_size": 151936, "swiglu": True,
+}  # fmt: skip
+
+
+def realistic_lengths(seed: int, count: int, cv: float, longest: int = 8192) -> list[int]:
+    """Log-normal around 2000 tokens with this coefficient of variation, cut at the context length."""
+    generator = random.Random(seed)
+    sigma = math.sqrt(math.log(1 + cv * cv))
+    mu = math.log(2000) - sigma * sigma / 2
+    return [max(16, min(longest, int(generator.lognormvariate(mu, sigma)))) for _ in range(count)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6), cv=st.floats(0.3, 1.5), dp=st.sampled_from([2, 4, 8]), by_flops=st.booleans(),
+    dynamic=st.booleans(),
+)  # fmt: skip
+def test_ranks_are_balanced_within_5_percent_of_the_lower_bound(
+    seed: int, cv: float, dp: int, by_flops: bool, dynamic: bool
+) -> None:
+    """Of FLOPs in a step: no rank can have less than the mean, or than its heaviest micro-batch."""
+    args = make_args(
+        max_tokens_per_gpu=16384, balance_data=True, balance_by_flops=by_flops and dynamic,
+        use_dynamic_batch_size=dynamic, **REAL_ARCHITECTURE,
+    )  # fmt: skip
+    lengths = realistic_lengths(seed, 1024, cv)
+    schedule = build_dp_schedule(
+        args, parallel(dp), lengths, global_batch_size=512, rollout_indices=list(range(len(lengths)))
+    )
+    start = 0
+    for count in schedule.num_microbatches:
+        bins = [
+            [calculate_fwd_flops([lengths[part[i]] for i in items], args) for items in indices[start : start + count]]
+            for part, indices in zip(schedule.partitions, schedule.micro_batch_indices, strict=True)
+        ]
+        per_rank = [sum(rank) for rank in bins]
+        bound = max(sum(per_rank) / dp, max(max(rank) for rank in bins))
+        assert max(per_rank) <= 1.05 * bound
+        start += count
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), cv=st.floats(0.3, 1.5))
+def test_balancing_by_flops_evens_out_micro_batches_under_the_cap(seed: int, cv: float) -> None:
+    """Within 15 % of the lower bound for micro-batches that stay under the token cap, with at most 10 % more of them.
+
+    First fit is up to 40 % above it.
+    """
+    lengths = realistic_lengths(seed, 2048, cv)
+    args = make_args(max_tokens_per_gpu=16384, balance_by_flops=True, **REAL_ARCHITECTURE)
+    weights = [calculate_fwd_flops([n], args) for n in lengths]
+    bins = balanced_pack(weights, lengths, 16384)
+    assert sorted(i for items in bins for i in items) == list(range(2048))
+    assert all(sum(lengths[i] for i in items) <= 16384 for items in bins)
+    assert len(bins) <= 1.1 * sum(lengths) / 16384 + 1
+    loads = [sum(weights[i] for i in items) for items in bins]
+    assert max(loads) <= 1.15 * max(sum(loads) / len(loads), max(weights))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"balance_data": True}, {"balance_data": True, "balance_by_flops": True}, {"use_dynamic_batch_size": False}],
+    ids=lambda changes: "-".join(changes) or "first_fit",
+)
+@pytest.mark.parametrize("batch", [100_000, 1000])
+def test_a_hundred_thousand_samples_take_less_than_two_seconds(changes: dict[str, Any], batch: int) -> None:
+    """Of CPU time, in one step or in a hundred."""
+    lengths = realistic_lengths(0, 100_000, 1.0)
+    args = make_args(**{"max_tokens_per_gpu": 16384, "balance_data": True, **REAL_ARCHITECTURE, **changes})
+    started = time.process_time()
+    schedule = build_dp_schedule(
+        args, parallel(8), lengths, global_batch_size=batch, rollout_indices=list(range(100_000))
+    )
+    assert time.process_time() - started < 2.0
+    assert sum(map(len, schedule.partitions)) == 100_000
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 30), max_size=60), st.integers(1, 25))
+def test_first_fit_is_what_its_definition_says(lengths: list[int], cap: int) -> None:
+    bins: list[list[int]] = []
+    for index, length in enumerate(lengths):
+        fitting = (items for items in bins if sum(lengths[i] for i in items) + length <= cap)
+        items = next(fitting, None)
+        if items is None:
+            bins.append(items := [])
+        items.append(index)
+    assert first_fit_pack(lengths, cap) == bins
 
 
 def test_first_fit_and_splitting() -> None:
