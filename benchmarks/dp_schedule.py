@@ -2,8 +2,8 @@
 
     python benchmarks/dp_schedule.py --samples 1024 --dp 8 --cv 1.0
 
-Prints one line per scheme: max/mean of forward FLOPs over data-parallel ranks and over micro-batches (1.0 is even), the
-number of micro-batches per rank, and the seconds that the schedule took. Baselines: `strided` deals the samples out in
+Prints one line per scheme: max/mean of forward FLOPs over data-parallel ranks and over micro-batches (1.0 is even),
+the number of micro-batches per rank, and the seconds that the schedule took. Baselines: `strided` deals samples out in
 turn; `greedy` gives the next sample to the rank with the least work; both then pack first-fit on each rank.
 """
 
@@ -101,10 +101,9 @@ def main() -> None:
     report("strided", lambda: strided(lengths, dp, cap), lengths)
     report("greedy", lambda: greedy(lengths, dp, cap), lengths)
     report("ours", lambda: ours(lengths, dp, cap, balance_data=False), lengths)
-    report("ours --balance-data", lambda: ours(lengths, dp, cap, balance_data=True), lengths)
-    report(
-        "ours --balance-by-flops", lambda: ours(lengths, dp, cap, balance_data=True, balance_by_flops=True), lengths
-    )
+    balanced = {"balance_data": True}
+    report("ours --balance-data", lambda: ours(lengths, dp, cap, **balanced), lengths)
+    report("ours --balance-by-flops", lambda: ours(lengths, dp, cap, balance_by_flops=True, **balanced), lengths)
 
 
 if __name__ == "__main__":

@@ -128,10 +128,20 @@ def _pack_step(
         return [samples[i : i + size] for i in range(0, len(samples), size)]
     lengths = [total_lengths[i] for i in samples]
     cap = args.max_tokens_per_gpu * parallel["cp_size"]
-    bins = (
-        balanced_pack(_flops(args, lengths), lengths, cap) if args.balance_by_flops else first_fit_pack(lengths, cap)
-    )
+    if args.balance_by_flops:
+        bins = _balanced_bins(_flops(args, lengths), lengths, cap, multiple)
+    else:
+        bins = first_fit_pack(lengths, cap)
     return [[samples[i] for i in items] for items in _fit_bin_count(bins, multiple, lengths, step)]
+
+
+def _balanced_bins(flops: list[int], lengths: list[int], cap: int, multiple: int) -> list[list[int]]:
+    """Packed for the multiple that the bins' number will be raised to, which is more even than splitting later."""
+    bins = balanced_pack(flops, lengths, cap, multiple)
+    if len(bins) % multiple:
+        reserve = -(-len(bins) // multiple) * multiple
+        bins = balanced_pack(flops, lengths, cap, reserve)
+    return bins
 
 
 def _fit_bin_count(bins: list[list[int]], multiple: int, lengths: list[int], step: int) -> list[list[int]]:
