@@ -30,8 +30,7 @@ def _page_size() -> int:
 
 
 def trim_heap() -> None:
-    """Collect garbage and give free heap pages back to the system, where the C library is glibc."""
-    gc.collect()
+    """Give free heap pages back to the system, where the C library is glibc."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -45,6 +44,7 @@ def clear_memory(clear_host_memory: bool = False) -> None:
     device = accelerator.current()
     device.synchronize()
     if clear_host_memory:
+        gc.collect()
         trim_heap()
     device.empty_cache()
 

@@ -58,6 +58,7 @@ class MegatronTrainRayActor(TrainRayActor):
         else:
             self._init_actor(iteration, with_ref, with_opd_teacher)
         self.clear_memory()
+        gc.freeze()  # the libraries' objects live as long as the process: later collections need not walk them
         self._sleeper.rest()
         Timer().start("train_wait")
         return iteration + 1

@@ -39,7 +39,7 @@ class Sleeper:
             clear_memory(clear_host_memory=True)
             destroy_process_groups()
             freed = self._memory_saver.pause(self._model, self._optimizer)
-            clear_memory(clear_host_memory=True)
+            accelerator.current().empty_cache()
         logger.info("asleep: %.1f MiB off the device", freed / 2**20)
         self._asleep = True
 
