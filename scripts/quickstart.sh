@@ -12,8 +12,10 @@ if [ -z "${VIRTUAL_ENV:-}" ]; then
 fi
 # Threads that wait without spinning: trainer and engine share the cores. The models are local.
 export OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+# torchvision is there for transformers; that it cannot read images without a CUDA build does not matter here.
+export PYTHONWARNINGS="ignore::UserWarning:torchvision.io.image"
 
-SEED=${SEED:-0}
+SEED=${SEED:-42}
 OUT=${1:-outputs/quickstart}
 mkdir -p "$OUT"
 OUT=$(cd "$OUT" && pwd)
@@ -38,23 +40,23 @@ python train.py "${MODEL_ARGS[@]}" "${BATCH_ARGS[@]}" "${OPTIMIZER_ARGS[@]}" \
     --hf-checkpoint "$OUT/model" \
     --rollout-function-path slime.rollout.sft_rollout.generate_rollout \
     --loss-type sft_loss --calculate-per-token-loss --disable-compute-advantages-and-returns \
-    --prompt-data "$OUT/data/demonstrations.jsonl" --input-key messages \
-    --num-rollout 90 --rollout-batch-size 640 --global-batch-size 64 \
-    --lr 3e-3 --min-lr 1.5e-4 --lr-decay-style cosine --lr-warmup-iters 20 \
+    --prompt-data "$OUT/data/sft.jsonl" --input-key messages \
+    --num-rollout 60 --rollout-batch-size 640 --global-batch-size 32 \
+    --lr 3e-3 --min-lr 1e-4 --lr-decay-style cosine --lr-warmup-iters 20 \
     --seed "$SEED" --rollout-seed "$SEED" \
-    --save "$OUT/sft" --save-interval 90 --save-hf "$OUT/sft-hf" --log-dir "$OUT/sft-log"
+    --save "$OUT/sft" --save-interval 60 --save-hf "$OUT/sft-hf" --log-dir "$OUT/sft-log"
 
 COMMAND=(python train.py "${MODEL_ARGS[@]}" "${BATCH_ARGS[@]}" "${OPTIMIZER_ARGS[@]}"
     --colocate
     --hf-checkpoint "$OUT/sft-hf" --ref-load "$OUT/sft-hf"
-    --prompt-data "$OUT/data/train.jsonl" --input-key messages --label-key label
+    --prompt-data "$OUT/data/train.jsonl" --input-key prompt --label-key label
     --apply-chat-template --rollout-shuffle
     --rm-type reasoning_gym
     --num-rollout 20 --rollout-batch-size 32 --n-samples-per-prompt 8 --global-batch-size 128
     --rollout-temperature 1.0
     --advantage-estimator grpo --use-kl-loss --kl-loss-type low_var_kl --kl-loss-coef 0.01
-    --lr 3e-4 --lr-decay-style linear --min-lr 3e-5
-    --eval-prompt-data heldout "$OUT/data/heldout.jsonl" --eval-interval 5
+    --lr 2e-4 --lr-decay-style constant
+    --eval-prompt-data heldout "$OUT/data/eval.jsonl" --eval-interval 5
     --seed "$SEED" --rollout-seed "$SEED" --sglang-enable-deterministic-inference
     --save "$OUT/grpo" --save-interval 10 --save-hf "$OUT/grpo-hf/{rollout_id}" --log-dir "$OUT/grpo-log")
 printf '%q ' "${COMMAND[@]}" >"$OUT/command.txt"
