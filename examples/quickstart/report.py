@@ -22,6 +22,12 @@ def read_series(path: Path, name: str) -> list[tuple[int, float]]:
     return [(line["step"], line[name]) for line in lines if name in line]
 
 
+def evaluations(path: Path) -> list[tuple[int, float]]:
+    """(rollouts trained on, mean reward on the held-out problems); the first evaluation comes before any training."""
+    (_, before), *later = read_series(path, EVAL_METRIC) or [(0, float("nan"))]
+    return [(0, before), *((rollout_id + 1, reward) for rollout_id, reward in later)]
+
+
 def draw(path: Path, train: list[tuple[int, float]], heldout: list[tuple[int, float]]) -> None:
     import matplotlib
 
@@ -33,7 +39,9 @@ def draw(path: Path, train: list[tuple[int, float]], heldout: list[tuple[int, fl
     axes.plot(*zip(*heldout, strict=True), color="tab:green", marker="o", label="held-out problems")
     axes.axhline(START_BELOW, color="tab:red", linewidth=0.5)
     axes.axhline(END_ABOVE, color="tab:red", linewidth=0.5)
-    axes.set(xlabel="rollout", ylabel="mean reward", ylim=(0, 1), title="GRPO on sums, a tiny Qwen3 on the CPU")
+    axes.set(
+        xlabel="rollouts trained on", ylabel="mean reward", ylim=(0, 1), title="GRPO on sums, a tiny Qwen3 on the CPU"
+    )
     axes.legend(loc="lower right")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
@@ -46,8 +54,8 @@ def main() -> int:
     args = parser.parse_args()
 
     metrics = args.log_dir / "metrics.jsonl"
-    train, heldout = read_series(metrics, TRAIN_METRIC), read_series(metrics, EVAL_METRIC)
-    if not train or not heldout:
+    train, heldout = read_series(metrics, TRAIN_METRIC), evaluations(metrics)
+    if not train or len(heldout) < 2:
         print(f"{metrics} has no {EVAL_METRIC} or no {TRAIN_METRIC}: the run did not get that far", file=sys.stderr)
         return 1
     picture = args.output_dir / "reward.png"

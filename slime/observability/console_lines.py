@@ -10,9 +10,9 @@ BAR_WIDTH = 24
 Metrics = Mapping[str, float]
 
 
-def rollout_line(step: int, metrics: Metrics) -> str:
-    """The step line of a rollout, from all metrics known of it; what is not known is left out."""
-    parts = [f"rollout {step}"]
+def rollout_line(step: int, metrics: Metrics, num_rollout: int | None = None) -> str:
+    """The step line of a rollout (of `num_rollout`), from all metrics known of it; what is not known is left out."""
+    parts = [f"rollout {step}" if num_rollout is None else f"rollout {step}/{num_rollout - 1}"]
     parts += _numbers(
         metrics,
         [

@@ -23,7 +23,8 @@ class RolloutLines:
     (`trains=False`), with the manager's report. Several optimiser steps of one rollout are averaged.
     """
 
-    def __init__(self, trains: bool) -> None:
+    def __init__(self, trains: bool, num_rollout: int | None = None) -> None:
+        self._num_rollout = num_rollout
         self._last_metric = "perf/train_time" if trains else "perf/rollout_time"
         self._metrics: dict[int, dict[str, float]] = defaultdict(dict)
         self._train_steps: list[dict[str, float]] = []
@@ -49,7 +50,7 @@ class RolloutLines:
 
     def _lines_up_to(self, last: int) -> list[str]:
         ready = sorted(step for step in self._metrics if step <= last)
-        return [rollout_line(step, self._metrics.pop(step)) for step in ready]
+        return [rollout_line(step, self._metrics.pop(step), self._num_rollout) for step in ready]
 
     def _mean_of_train_steps(self) -> dict[str, float]:
         steps, self._train_steps = self._train_steps, []
@@ -60,10 +61,10 @@ class RolloutLines:
 class ConsoleRenderer:
     """Owns the thread. `close` shows what is left; it never outlives the run."""
 
-    def __init__(self, client: HubClient, terminal: Terminal, *, trains: bool) -> None:
+    def __init__(self, client: HubClient, terminal: Terminal, *, trains: bool, num_rollout: int | None = None) -> None:
         self._client = client
         self._terminal = terminal
-        self._lines = RolloutLines(trains)
+        self._lines = RolloutLines(trains, num_rollout)
         self._active: dict[str, ProgressEvent] = {}
         self._printed_at: dict[str, float] = {}
         self._stop = threading.Event()

@@ -12,6 +12,8 @@ from slime.observability.terminal import Terminal
 DRIVER = "driver"
 _FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
+# What their libraries say at every start and no user can act on.
+_IDLE_WARNINGS = ("ray._private.authentication", "megatron.core.rerun_state_machine")
 _OWN_LOGGERS = ("slime", "slime_plugins", "__main__", "train", "train_async")
 
 
@@ -38,6 +40,8 @@ def configure_logger(args: Namespace | None = None, role: str = DRIVER) -> None:
         root.removeHandler(handler)
         handler.close()
     root.setLevel(logging.INFO)
+    for name in _IDLE_WARNINGS:
+        logging.getLogger(name).setLevel(logging.ERROR)
     root.addHandler(_driver_handler() if role == DRIVER else _worker_handler(role))
     log_dir = getattr(args, "log_dir", None)
     if log_dir is not None:

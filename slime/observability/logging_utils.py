@@ -48,7 +48,8 @@ def init_tracking(args: Namespace, primary: bool = True) -> None:
     if getattr(args, "use_wandb", False):
         args.wandb_run_id = client.wandb_run_id()
     trains = not getattr(args, "debug_rollout_only", False)
-    _renderers[run_id] = ConsoleRenderer(client, terminal(), trains=trains)
+    num_rollout = getattr(args, "num_rollout", None)
+    _renderers[run_id] = ConsoleRenderer(client, terminal(), trains=trains, num_rollout=num_rollout)
     atexit.register(finish_tracking, args)
 
 

@@ -147,7 +147,7 @@ def log_rollout_data(rollout_id: int, args: Namespace, rollout_data: RolloutBatc
             metrics[name] = (float(sum(column)), len(column))
     if "trimmed_samples" in rollout_data:
         metrics["trimmed_samples"] = float(rollout_data["trimmed_samples"])
-    if _is_numeric(rollout_data.get("raw_reward")):
+    if _is_numeric(rollout_data.get("raw_reward")) and getattr(args, "loss_type", None) != "sft_loss":
         metrics["raw_reward"] = fmean(rollout_data["raw_reward"])  # whole on every rank
     if getattr(args, "log_correct_samples", False):
         metrics |= correct_sample_metrics(rollout_data)
