@@ -9,14 +9,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from slime.utils.prompt_build import build_messages
-from slime.utils.read_rows import iter_rows, read_file
+from slime.utils.read_rows import iter_rows, read_file, require_columns, wanted_columns
 from slime.utils.types import Sample
 
 __all__ = ["Dataset", "filter_long_prompt", "get_source", "process_rollout_data", "read_file"]
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_TOOL_KEY = "tools"
 
 
 class Dataset:
@@ -92,15 +90,9 @@ class Dataset:
         return self.samples[index]
 
     def _check_keys(self, path: str, keys: set[str], without_prompt: str | None) -> None:
-        if not keys:
-            raise ValueError(f"{path}: no rows")
-        wanted = {"prompt": self.prompt_key, "label": self.label_key}
-        if self.tool_key != DEFAULT_TOOL_KEY:  # the flag's default names a column that most data do not have
-            wanted["tool"] = self.tool_key
-        wanted |= {f"{kind} items": key for kind, key in self.multimodal_keys.items()}
-        for role, key in wanted.items():
-            if key is not None and key not in keys:
-                raise ValueError(f"{path}: no row has the {role} key {key!r}; the keys there are {sorted(keys)}")
+        require_columns(
+            path, keys, wanted_columns(self.prompt_key, self.label_key, self.tool_key, self.multimodal_keys)
+        )
         if without_prompt is not None:
             raise ValueError(f"{without_prompt} has no prompt under {self.prompt_key!r}")
 

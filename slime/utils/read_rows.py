@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+DEFAULT_TOOL_KEY = "tools"  # a column that most data do not have
 _SLICE = re.compile(r"^(?P<path>.+)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]$", re.DOTALL)
 
 
@@ -36,7 +37,7 @@ def iter_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     file, wanted = split_slice(path)
     if not file.is_file():
-        raise FileNotFoundError(f"no data file {str(file)!r}")
+        raise FileNotFoundError(f"no such file: {file}")
     readers = {".jsonl": (_count_jsonl, _iter_jsonl), ".parquet": (_count_parquet, _iter_parquet)}
     if file.suffix not in readers:
         raise ValueError(f"{file}: data files are .jsonl or .parquet, not {file.suffix or 'without a suffix'!r}")
@@ -47,6 +48,45 @@ def iter_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
         start, stop = wanted.start or 0, wanted.stop
     for where, parse in islice(read(file), start, stop):
         yield where, parse()
+
+
+def wanted_columns(
+    prompt: str, label: str | None, tool: str | None, multimodal: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Role → column that some row must have. The tool column counts only when it isn't the flags' default."""
+    wanted = {"prompt": prompt, "label": label, "tool": tool if tool != DEFAULT_TOOL_KEY else None}
+    wanted |= {f"{kind} items": column for kind, column in (multimodal or {}).items()}
+    return {role: column for role, column in wanted.items() if column is not None}
+
+
+def require_columns(path: str, present: Collection[str], wanted: Mapping[str, str]) -> None:
+    """Raise a ValueError when there are no rows, or none has a wanted column."""
+    if not present:
+        raise ValueError(f"{path}: no rows")
+    for role, column in wanted.items():
+        if column not in present:
+            raise ValueError(f"{path}: no row has the {role} key {column!r}; the keys there are {sorted(present)}")
+
+
+def check_file(path: str, wanted: Mapping[str, str], max_bytes: int) -> None:
+    """Find what is wrong with a data file before anything is started.
+
+    A parquet file's schema is checked; a jsonl file is read, unless it has more than `max_bytes`: then only whoever
+    loads it will know.
+
+    Raises:
+        ValueError, FileNotFoundError: see `iter_rows` and `require_columns`.
+    """
+    file, _ = split_slice(path)
+    if file.is_file() and file.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        require_columns(path, pq.read_schema(file).names, wanted)
+    elif not file.is_file() or file.suffix != ".jsonl" or file.stat().st_size <= max_bytes:
+        present: set[str] = set()
+        for _, row in iter_rows(path):
+            present.update(row)
+        require_columns(path, present, wanted)
 
 
 def read_file(path: str) -> Iterator[dict[str, Any]]:

@@ -290,3 +290,25 @@ def test_roles(base: BaseConfig) -> None:
         parse_megatron_role_args(args, base.write("r.yaml", "megatron: [{role: actor, args: {lrr: 1}}]"), "actor")
     with pytest.raises(ConfigError, match="a second entry for role actor"):
         parse_megatron_role_args(args, base.write("s.yaml", "megatron: [{role: actor}, {role: actor}]"), "actor")
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "part"),
+    [
+        ('{"input": "1+1="}\n{"input": oops\n', [], "rows.jsonl:2: broken JSON"),
+        ('{"input": "1+1="}\n[1]\n', [], "rows.jsonl:2: a row must be a JSON object"),
+        ('{"input": "1+1="}\n', ["--label-key", "answer"], "no row has the label key 'answer'; the keys there are"),
+        ('{"question": "1+1="}\n', [], "no row has the prompt key 'input'"),
+        ('{"input": "1+1="}\n', ["--tool-key", "functions"], "no row has the tool key 'functions'"),
+        ("\n", [], "no rows"),
+    ],
+)
+def test_data_is_read_before_anything_starts(
+    base: BaseConfig, capsys: pytest.CaptureFixture[str], tmp_path: Path, rows: str, words: list[str], part: str
+) -> None:
+    """A broken line or a key that no row has is an error at parse time, that names file and line or key."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text(rows)
+    error = refused(base, capsys, "--prompt-data", path, "--input-key", "input", *words)
+    assert "--prompt-data" in error
+    assert part in error

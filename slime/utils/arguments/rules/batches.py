@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
+from collections.abc import Mapping
 
 from slime.utils.arguments.rules.context import Context
+from slime.utils.read_rows import check_file, wanted_columns
 
-_SLICE = re.compile(r"@\[(-?\d*):(-?\d*)\]$")
+CHECKED_DATA_BYTES = 64 * 2**20  # a larger file would take seconds to read; whoever loads it says what is wrong
 
 
 def resolve_batches(context: Context) -> None:
@@ -116,11 +116,13 @@ def check_prompt_data(context: Context) -> None:
             "--prompt-data is needed (or --disable-rollout-global-dataset, or a --data-source-path of your own)",
         )
         return
-    check_data_file(context, context.name("prompt_data"), args.prompt_data)
+    wanted = wanted_columns(args.input_key, args.label_key, args.tool_key, args.multimodal_keys)
+    check_data_file(context, context.name("prompt_data"), args.prompt_data, {} if own_source else wanted)
 
 
-def check_data_file(context: Context, name: str, value: str) -> None:
-    """A problem if the file of `path` or `path@[a:b]` is missing."""
-    path = _SLICE.sub("", value)
-    if not Path(path).exists():
-        context.problems.add(f"{name}: no such file: {path}")
+def check_data_file(context: Context, name: str, path: str, wanted: Mapping[str, str]) -> None:
+    """A problem if the file of `path` or `path@[a:b]` is missing, has a broken line, or lacks a wanted column."""
+    try:
+        check_file(path, wanted, CHECKED_DATA_BYTES)
+    except (FileNotFoundError, ValueError) as error:
+        context.problems.add(f"{name}: {error}")

@@ -7,6 +7,7 @@ from slime.utils.arguments.rules.batches import check_data_file
 from slime.utils.arguments.rules.context import Context
 from slime.utils.arguments.yaml_config import load_yaml_mapping
 from slime.utils.eval_config import EvalDatasetConfig, resolve_eval_datasets
+from slime.utils.read_rows import wanted_columns
 
 
 def resolve_evaluation(context: Context) -> None:
@@ -28,7 +29,8 @@ def check_evaluation(context: Context) -> None:
     """Data sets exist where evaluations are asked for."""
     args = context.args
     for config in args.eval_datasets:
-        check_data_file(context, f"evaluation data set {config.name!r}", config.path)
+        wanted = wanted_columns(config.input_key, config.label_key, config.tool_key, config.multimodal_keys)
+        check_data_file(context, f"evaluation data set {config.name!r}", config.path, wanted)
     if args.eval_interval is not None and not args.debug_train_only:
         context.require(
             args.eval_config or args.eval_prompt_data,
