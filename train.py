@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-import ray
-
 from slime.observability.logging_utils import configure_logger, tracking
 from slime.ray.cluster import cluster
 from slime.ray.models import create_training_models, rollout_manager, save, send_weights
@@ -20,16 +18,16 @@ def train(args: Namespace) -> None:
         actor = create_training_models(args, pgs, manager)
         per_epoch = args.num_rollout_per_epoch
         if args.num_rollout == 0 and args.eval_interval is not None:
-            ray.get(manager.eval.remote(0))
+            manager.eval(0)
 
         for rollout_id in range(args.start_rollout_id, args.num_rollout):
             if rollout_id == 0 and args.eval_interval is not None and not args.skip_eval_before_train:
-                ray.get(manager.eval.remote(rollout_id))
+                manager.eval(rollout_id)
 
-            data = ray.get(manager.generate.remote(rollout_id))
+            data = manager.generate(rollout_id)
             if actor is not None:
                 if args.offload_rollout:
-                    ray.get(manager.offload.remote())
+                    manager.offload()
                 actor.train(rollout_id, data)
                 if should_run_periodic_action(rollout_id, args.save_interval, per_epoch, args.num_rollout):
                     save(args, rollout_id, actor, manager)
@@ -38,7 +36,7 @@ def train(args: Namespace) -> None:
                 send_weights(args, actor, manager)
 
             if should_run_periodic_action(rollout_id, args.eval_interval, per_epoch, args.num_rollout):
-                ray.get(manager.eval.remote(rollout_id))
+                manager.eval(rollout_id)
 
 
 def main() -> None:

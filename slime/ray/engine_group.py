@@ -242,6 +242,10 @@ class RolloutServer:
         refs = [engine.check_weights.remote(action) for engine in self.engines]
         return get_all(refs, timeout=TRANSFER_SECONDS, what=f"weight check {action}")
 
+    def watch(self) -> list[ray.ObjectRef]:
+        """References that fail as soon as an engine's server dies, and are done when it has been shut down."""
+        return [engine.watch.remote() for engine in self.all_engines if engine is not None]
+
     def shutdown(self) -> None:
         """Take the engines out of the router and end them and it; what does not end in time is killed."""
         refs = [engine.shutdown.remote() for engine in self.all_engines if engine is not None]

@@ -6,13 +6,13 @@ import logging
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import ray
 
 from slime.ray.actor_critic import ActorCriticGroup
 from slime.ray.actor_group import RayTrainGroup
 from slime.ray.cluster import MANAGER_CPUS
+from slime.ray.manager_client import ManagerClient
 from slime.ray.placement_group import Placement
 from slime.ray.train_actor import TrainRayActor
 
@@ -24,7 +24,7 @@ DISPOSE_TIMEOUT_S = 30
 
 
 @contextmanager
-def rollout_manager(args: Namespace, pg: Placement) -> Iterator[Any]:
+def rollout_manager(args: Namespace, pg: Placement) -> Iterator[ManagerClient]:
     """The rollout manager for the length of a run.
 
     It starts the engines; its methods wait until they are ready. When the run succeeds it stops them; when the run
@@ -32,12 +32,12 @@ def rollout_manager(args: Namespace, pg: Placement) -> Iterator[Any]:
     """
     from slime.ray.rollout import RolloutManager
 
-    manager = ray.remote(RolloutManager).options(num_cpus=MANAGER_CPUS).remote(args, pg)
+    handle = ray.remote(RolloutManager).options(num_cpus=MANAGER_CPUS).remote(args, pg)
     try:
-        yield manager
-        ray.get(manager.dispose.remote(), timeout=DISPOSE_TIMEOUT_S)
+        yield ManagerClient(handle)
+        ray.get(handle.dispose.remote(), timeout=DISPOSE_TIMEOUT_S)
     finally:
-        ray.kill(manager)
+        ray.kill(handle)
 
 
 def allocate_train_group(
@@ -60,7 +60,7 @@ def allocate_train_group(
 def create_training_models(
     args: Namespace,
     pgs: dict[str, Placement],
-    manager: Any,
+    manager: ManagerClient,
     actor_cls: type[TrainRayActor] | None = None,
 ) -> TrainGroup | None:
     """Build the actor (with PPO also the critic), load data state and send the first weights. None with
@@ -70,25 +70,25 @@ def create_training_models(
     checkpoint.
     """
     actor = None if args.debug_rollout_only else start_train_group(args, pgs, actor_cls)
-    _resolve_num_rollout(args, ray.get(manager.get_num_rollout_per_epoch.remote()))
+    _resolve_num_rollout(args, manager.get_num_rollout_per_epoch())
     if args.check_weight_update_equal:
-        ray.get(manager.check_weights.remote("snapshot"))
-        ray.get(manager.check_weights.remote("reset_tensors"))
+        manager.check_weights("snapshot")
+        manager.check_weights("reset_tensors")
     if args.offload_rollout:
-        ray.get(manager.offload.remote())
+        manager.offload()
     if actor is not None:
-        start_ids = set(actor.create(manager))
+        start_ids = set(actor.create(manager.handle))
         if len(start_ids) != 1:
             raise RuntimeError(f"the actor's ranks would start from different rollouts: {sorted(start_ids)}")
         if args.start_rollout_id is None or (args.use_critic and "start_rollout_id" not in args.set_by_user):
             args.start_rollout_id = start_ids.pop()
     args.start_rollout_id = args.start_rollout_id or 0
     if args.rollout_global_dataset:
-        ray.get(manager.load.remote(args.start_rollout_id - 1))
+        manager.load(args.start_rollout_id - 1)
     if actor is not None:
         send_weights(args, actor, manager)
         if args.check_weight_update_equal:
-            ray.get(manager.check_weights.remote("compare"))
+            manager.check_weights("compare")
     return actor
 
 
@@ -121,17 +121,17 @@ def _resolve_num_rollout(args: Namespace, per_epoch: int | None) -> None:
     logger.info("%d epochs of %d rollouts each: %d rollouts", args.num_epoch, per_epoch, args.num_rollout)
 
 
-def save(args: Namespace, rollout_id: int, actor: TrainGroup, manager: Any) -> None:
+def save(args: Namespace, rollout_id: int, actor: TrainGroup, manager: ManagerClient) -> None:
     """Save model and data state after `rollout_id`; the last save waits until everything is on disk."""
     actor.save_model(rollout_id, force_sync=rollout_id == args.num_rollout - 1)
     if args.rollout_global_dataset:
-        ray.get(manager.save.remote(rollout_id))
+        manager.save(rollout_id)
 
 
-def send_weights(args: Namespace, actor: TrainGroup, manager: Any) -> None:
+def send_weights(args: Namespace, actor: TrainGroup, manager: ManagerClient) -> None:
     """Bring the engines' weights back, replace them by the trainers', then bring the KV cache back."""
     if args.offload_rollout:
-        ray.get(manager.onload_weights.remote())
+        manager.onload_weights()
     actor.update_weights()
     if args.offload_rollout:
-        ray.get(manager.onload_kv.remote())
+        manager.onload_kv()

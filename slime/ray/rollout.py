@@ -145,6 +145,10 @@ class RolloutManager:
         if self.server is not None:
             self.server.check_weights(action)
 
+    def watch_engines(self) -> list[ray.ObjectRef]:
+        """References of which one fails as soon as an engine dies."""
+        return [ref for server in self.servers.values() for ref in server.watch()]
+
     def dispose(self) -> None:
         """Stop engines and routers, and wait until they are gone."""
         for server in self.servers.values():

@@ -19,7 +19,7 @@ END_TIMEOUT_S = 60
 def run(train_cli: TrainCli, tiny_model_dir: Path, tmp_path: Path) -> RunningTrain:
     """A run in the middle of its work, with engine, router and trainer up."""
     run = train_cli.start(*tiny_run(tiny_model_dir, tmp_path, num_rollout=100_000), own_cluster=True)
-    run.wait_for("rollout 0 |", START_TIMEOUT_S)
+    run.wait_for("rollout 0/", START_TIMEOUT_S)
     return run
 
 
@@ -48,4 +48,15 @@ def test_crashed_trainer(run: RunningTrain) -> None:
     one_process(run, "ray::MegatronTrainRayActor").kill()
     result = run.wait(END_TIMEOUT_S)
     assert result.returncode != 0 and "ActorDied" in result.output
+    run.assert_nothing_left()
+
+
+def test_crashed_engine(run: RunningTrain) -> None:
+    """The error names the server's log, and does not wait for requests that nobody will answer."""
+    servers = [p for p in run.leftovers() if "slime.backends.sglang_utils.launch" in " ".join(p.cmdline())]
+    assert servers
+    for server in servers:
+        server.kill()
+    result = run.wait(END_TIMEOUT_S)
+    assert result.returncode != 0 and "has died" in result.output and "sglang-0-" in result.output
     run.assert_nothing_left()

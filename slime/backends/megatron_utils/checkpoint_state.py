@@ -106,7 +106,9 @@ def architecture_differences(args: argparse.Namespace, saved: argparse.Namespace
         f"{name} is {getattr(saved, name)} there and {getattr(args, name)} here"
         for name in _ARCHITECTURE
         if (tied_matters or name != "untie_embeddings_and_output_weights")
-        and hasattr(saved, name) and hasattr(args, name) and getattr(saved, name) != getattr(args, name)
+        and hasattr(saved, name)
+        and hasattr(args, name)
+        and getattr(saved, name) != getattr(args, name)
     ]
 
 

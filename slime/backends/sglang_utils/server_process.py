@@ -36,6 +36,10 @@ class ServerStartError(RuntimeError):
     """A server ended before it was ready, or was not ready in time."""
 
 
+class ServerDied(RuntimeError):
+    """A server ended that nobody has stopped."""
+
+
 class ServerProcess:
     """A running server, which ends with the process that holds this object.
 
@@ -47,6 +51,7 @@ class ServerProcess:
 
     def __init__(self, layers: ServerArgsLayers, device_env: Mapping[str, str], log_path: Path) -> None:
         self.log_path = log_path
+        self._stopped = False
         host, port = layers.owned["host"], layers.owned["port"]
         self.url = f"http://{host_port(host, port)}"
         log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,8 +108,23 @@ class ServerProcess:
                 )
             time.sleep(_POLL_SECONDS)
 
+    def watch(self) -> None:
+        """Wait until the server is stopped.
+
+        Raises:
+            ServerDied: it ended by itself; with the log's path and last lines.
+        """
+        self._process.wait()
+        if not self._stopped:
+            raise ServerDied(f"the SGLang server at {self.url} has died{self.where_to_look()}")
+
     def stop(self) -> None:
         """End the server and everything below it at once: it has nothing to save, its own way out takes seconds."""
+        self._stopped = True
+        self._process.terminate()
+
+    def crash(self) -> None:
+        """End the server as if it had died by itself."""
         self._process.terminate()
 
 

@@ -154,7 +154,15 @@ class SGLangEngine(RayActor):
 
     def simulate_crash(self) -> None:
         """Kill the server without telling the router."""
-        self._started_server().stop()
+        self._started_server().crash()
+
+    def watch(self) -> None:
+        """Return when the server has been shut down; it keeps one of the actor's threads until then.
+
+        Raises:
+            ServerDied: the server ended by itself.
+        """
+        self._started_server().watch()
 
     def get_url(self) -> str | None:
         """The server's URL; None where this node serves no HTTP."""

@@ -124,6 +124,21 @@ def _reduce_scatter_uneven(output, parts, group):
             output.copy_(part)
 '''
 
+_ROPE = """
+
+_stock_rotary_bshd = _apply_rotary_pos_emb_bshd
+
+
+def _apply_rotary_pos_emb_bshd(
+    t, freqs, rotary_interleaved=False, multi_latent_attention=False, mscale=1.0
+):
+    from slime.backends.megatron_utils.cpu.rope import rotate_halves
+
+    if rotary_interleaved or multi_latent_attention:
+        return _stock_rotary_bshd(t, freqs, rotary_interleaved, multi_latent_attention, mscale)
+    return rotate_halves(t, freqs, mscale)
+"""
+
 _ADAM = "\nfrom slime.backends.megatron_utils.cpu.adam import CpuFusedAdam as Adam\n"
 
 PATCHES: tuple[ModulePatch, ...] = (
@@ -187,6 +202,15 @@ PATCHES: tuple[ModulePatch, ...] = (
             ("torch.distributed.reduce_scatter(output, ", "_reduce_scatter_uneven(output, "),
         ),
         append=_UNEVEN_COLLECTIVES,
+    ),
+    ModulePatch(
+        "megatron.core.models.common.embeddings.rope_utils",
+        why="the unfused rotary embedding copies its input six times, the fused one needs CUDA",
+        expects=(
+            '    mscale: float = 1.0,\n) -> Tensor:\n    """Apply rotary positional embedding to input tensor T.',
+            "t = (t * cos_) + (_rotate_half(t, rotary_interleaved) * sin_)",
+        ),
+        append=_ROPE,
     ),
     ModulePatch(
         "megatron.core.transformer.moe.token_dispatcher",

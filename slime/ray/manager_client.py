@@ -1,0 +1,60 @@
+"""The driver's side of the rollout manager."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+
+class ManagerClient:
+    """Calls the manager and waits. Every call raises as soon as one of the engines has died, whatever the manager is
+    waiting for meanwhile.
+
+    Args:
+        handle: the manager's actor handle, for those that talk to it themselves.
+    """
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+        self._engines: list[ray.ObjectRef] | None = None  # of which one fails when an engine dies
+
+    def get_num_rollout_per_epoch(self) -> int | None:
+        return self._call("get_num_rollout_per_epoch")
+
+    def generate(self, rollout_id: int) -> Any:
+        """See `RolloutManager.generate`."""
+        return self._call("generate", rollout_id)
+
+    def eval(self, rollout_id: int) -> dict[str, Any]:
+        """See `RolloutManager.eval`."""
+        return self._call("eval", rollout_id)
+
+    def save(self, rollout_id: int) -> None:
+        self._call("save", rollout_id)
+
+    def load(self, rollout_id: int) -> None:
+        self._call("load", rollout_id)
+
+    def offload(self) -> None:
+        self._call("offload")
+
+    def onload_weights(self) -> None:
+        self._call("onload_weights")
+
+    def onload_kv(self) -> None:
+        self._call("onload_kv")
+
+    def check_weights(self, action: str) -> None:
+        self._call("check_weights", action)
+
+    def _call(self, method: str, *method_args: Any) -> Any:
+        if self._engines is None:
+            self._engines = ray.get(self.handle.watch_engines.remote())
+        answer = getattr(self.handle, method).remote(*method_args)
+        while True:
+            (done, *_), _ = ray.wait([answer, *self._engines], num_returns=1)
+            if done == answer:
+                return ray.get(answer)
+            ray.get(done)  # raises what ended the engine; an engine that was shut down needs no watching
+            self._engines.remove(done)
