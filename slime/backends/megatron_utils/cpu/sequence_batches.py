@@ -88,7 +88,8 @@ def _rounded(length: int) -> int:
 
 def _batch(members: list[int], longest: int, lengths: tuple[int, ...], starts: list[int]) -> SequenceBatch:
     first, last = members[0], members[-1]
-    if starts[last + 1] - starts[first] == longest * len(members):
+    unfilled = all(lengths[i] == longest for i in members)
+    if unfilled and starts[last + 1] - starts[first] == longest * len(members):
         return SequenceBatch(len(members), longest, slice(starts[first], starts[last + 1]))
     ends = torch.tensor([lengths[i] - 1 for i in members])
     offsets = torch.minimum(torch.arange(longest)[None], ends[:, None])
