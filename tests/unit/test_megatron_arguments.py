@@ -39,12 +39,13 @@ def test_overrides_win(base: BaseConfig) -> None:
 
 
 def test_virtual_stages_never_use_batched_p2p(base: BaseConfig) -> None:
-    """Interleaved stages with batched p2p give wrong gradients."""
+    """Interleaved stages with batched p2p give wrong gradients, and so do outputs that are freed while being sent."""
     words = ("--actor-num-gpus-per-node", "2", "--pipeline-model-parallel-size", "2")
     config = transformer_config_from_args(base.parse(*words))
     assert (config.overlap_p2p_comm, config.batch_p2p_comm) == (False, True)
     config = transformer_config_from_args(base.parse(*words, "--virtual-pipeline-model-parallel-size", "2"))
     assert (config.overlap_p2p_comm, config.batch_p2p_comm) == (True, False)
+    assert not config.deallocate_pipeline_outputs
 
 
 def test_optimizer_and_ddp_config(base: BaseConfig) -> None:

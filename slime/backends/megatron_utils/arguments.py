@@ -107,7 +107,8 @@ def _derived_model_fields(args: argparse.Namespace) -> dict[str, Any]:
     derived = {
         **_activation_fields(args),
         "variable_seq_lengths": True,
-        "deallocate_pipeline_outputs": True,
+        # Overlapped sends are still reading an output when Megatron frees its storage: gradients were wrong at random.
+        "deallocate_pipeline_outputs": not overlap_p2p,
         "overlap_p2p_comm": overlap_p2p,
         "batch_p2p_comm": not overlap_p2p,
     }
