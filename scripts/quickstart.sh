@@ -52,7 +52,7 @@ COMMAND=(python train.py "${MODEL_ARGS[@]}" "${BATCH_ARGS[@]}" "${OPTIMIZER_ARGS
     --prompt-data "$OUT/data/train.jsonl" --input-key prompt --label-key label
     --apply-chat-template --rollout-shuffle
     --rm-type reasoning_gym
-    --num-rollout 20 --rollout-batch-size 32 --n-samples-per-prompt 8 --global-batch-size 128
+    --num-rollout 30 --rollout-batch-size 32 --n-samples-per-prompt 8 --global-batch-size 128
     --rollout-temperature 1.0
     --advantage-estimator grpo --use-kl-loss --kl-loss-type low_var_kl --kl-loss-coef 0.01
     --lr 2e-4 --lr-decay-style constant
@@ -68,7 +68,7 @@ say "done in $((SECONDS - STARTED)) s"
 status=0
 python examples/quickstart/report.py --log-dir "$OUT/grpo-log" --output-dir "$OUT" || status=$?
 printf 'The model: %s (Hugging Face format), %s (checkpoint to resume from).\nThe GRPO command: %s\n' \
-    "$OUT/grpo-hf/19" "$OUT/grpo" "$OUT/command.txt"
+    "$OUT/grpo-hf/29" "$OUT/grpo" "$OUT/command.txt"
 cat "$OUT/command.txt"
 echo
 exit "$status"

@@ -29,16 +29,27 @@ def devices_needed(args: Namespace) -> int:
     return placement_group_layout(args).total
 
 
-def _start_local(args: Namespace) -> None:
-    """Start a cluster on this machine that ends with this process.
+def _connect(args: Namespace) -> None:
+    """Join the cluster that RAY_ADDRESS names or `ray start` has started here; else start one that ends with the run.
 
-    On a CPU a "device" is a share of the machine, so the cluster is told to have as many as the run asks for; real
-    accelerators are counted by Ray.
+    On a CPU a "device" is a share of the machine, so a cluster of our own is told to have as many as the run asks for;
+    real accelerators are counted by Ray.
     """
-    resource = accelerator.current().ray_resource
-    num_cpus = max(os.cpu_count() or 1, devices_needed(args) + MANAGER_CPUS) if resource == "CPU" else None
-    ray.init(num_cpus=num_cpus, include_dashboard=False, logging_level=logging.WARNING)
-    logger.info("started a local Ray cluster with %s", _describe(ray.cluster_resources()))
+    num_cpus = os.cpu_count() or 1
+    if accelerator.current().ray_resource == "CPU":
+        num_cpus = max(num_cpus, devices_needed(args) + MANAGER_CPUS)
+    address = os.environ.get("RAY_ADDRESS") or None
+    if address in (None, "local"):
+        try:
+            ray.init(num_cpus=num_cpus, include_dashboard=False, logging_level=logging.WARNING)
+        except ValueError:  # what Ray says to `num_cpus` when there is a cluster to join
+            ray.init(logging_level=logging.WARNING)
+        else:
+            logger.info("started a local Ray cluster with %s", _describe(ray.cluster_resources()))
+            return
+    else:
+        ray.init(address=address, logging_level=logging.WARNING)
+    logger.info("joined the Ray cluster at %s", ray.get_runtime_context().gcs_address)
 
 
 def _describe(resources: dict[str, float]) -> str:
@@ -77,16 +88,10 @@ def cluster(args: Namespace) -> Iterator[None]:
     Raises:
         NotEnoughDevices: naming how many were asked for and how many there are.
     """
-    signal.signal(signal.SIGTERM, _terminate)
     owned = not ray.is_initialized()
     if owned:
-        try:
-            ray.init(address="auto", logging_level=logging.WARNING)
-            logger.info("joined the Ray cluster at %s", ray.get_runtime_context().gcs_address)
-        except ConnectionError:
-            if os.environ.get("RAY_ADDRESS", "local") not in ("local", "auto"):
-                raise
-            _start_local(args)
+        _connect(args)
+    signal.signal(signal.SIGTERM, _terminate)  # after ray.init, which installs a handler of its own
     try:
         _check_devices(args)
         yield

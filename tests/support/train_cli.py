@@ -70,7 +70,8 @@ class RunningTrain:
         self._news = threading.Condition()
         self._began = time.time()
         self.process = subprocess.Popen(
-            command,
+            # Test runs in the background ignore SIGINT, and their children would.
+            ["env", "--default-signal=INT", *command],
             cwd=REPOSITORY,
             env={**env, RUN_MARKER: self._marker},
             stdout=subprocess.PIPE,
@@ -159,7 +160,7 @@ class TrainCli:
         """Start `python {script} {flags}`. It joins the cluster of RAY_ADDRESS, unless it is to start its own."""
         full_env = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **(env or {})}
         if own_cluster:
-            full_env.pop("RAY_ADDRESS", None)
+            full_env["RAY_ADDRESS"] = "local"
         log_dir = self._folder / f"run-{len(self._runs)}"
         command = [sys.executable, script, *flags, "--log-dir", str(log_dir)]
         self._runs.append(RunningTrain(command, full_env, log_dir, own_cluster))
