@@ -16,6 +16,7 @@ from slime.utils import accelerator
 logger = logging.getLogger(__name__)
 
 MANAGER_CPUS = 1
+STOPPED_STATUS = 130  # what shells report for a program that Ctrl-C has ended
 
 
 class NotEnoughDevices(RuntimeError):
@@ -83,7 +84,7 @@ def _terminate(signum: int, frame: object) -> None:
 
 @contextmanager
 def cluster(args: Namespace) -> Iterator[None]:
-    """Connect to Ray for the length of a run; SIGTERM ends the run like Ctrl-C.
+    """Connect to Ray for the length of a run; SIGTERM ends the run like Ctrl-C, with exit status 130.
 
     Raises:
         NotEnoughDevices: naming how many were asked for and how many there are.
@@ -95,6 +96,9 @@ def cluster(args: Namespace) -> Iterator[None]:
     try:
         _check_devices(args)
         yield
+    except KeyboardInterrupt as signalled:
+        logger.warning("stopped by %s: ending every process of the run", signalled or "Ctrl-C")
+        raise SystemExit(STOPPED_STATUS) from None
     finally:
         if owned:
             ray.shutdown()

@@ -102,9 +102,7 @@ def rank_rollout(args: Namespace, model: Sequence[Any]) -> dict[str, Any]:
     data["num_microbatches"] = schedule.num_microbatches
     data["global_batch_sizes"] = schedule.global_batch_sizes
     lengths = zip(data["values"], data["total_lengths"], data["response_lengths"], strict=True)
-    data["values"] = [
-        slice_log_prob_with_cp(x, total, n) for x, total, n in lengths
-    ]
+    data["values"] = [slice_log_prob_with_cp(x, total, n) for x, total, n in lengths]
     return prepare_rollout_data(data, torch.device("cpu"))
 
 
