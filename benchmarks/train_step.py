@@ -54,7 +54,7 @@ def parse_flags() -> argparse.Namespace:
     parser.add_argument("--lengths", choices=["log-normal", "equal"], default="log-normal")
     parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--mean", type=int, default=256)
-    parser.add_argument("--cv", type=float, default=1.0, help="of the distribution; the drawn one is printed")
+    parser.add_argument("--cv", type=float, default=1.2, help="of the distribution; the drawn one is printed")
     parser.add_argument("--micro-batch-size", type=int, default=8, help="of the transformers loop")
     parser.add_argument("--max-tokens-per-gpu", type=int, default=2048)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
