@@ -21,6 +21,9 @@ from slime.utils.seqlen_balancing import (
 
 logger = logging.getLogger(__name__)
 
+# Attempts at packing: what finds no room opens more bins than planned, so the next attempt plans for them.
+_PACKINGS = 3
+
 
 class DpSchedule(NamedTuple):
     """The layout of one rollout's training.
@@ -136,11 +139,14 @@ def _pack_step(
 
 
 def _balanced_bins(flops: list[int], lengths: list[int], cap: int, multiple: int) -> list[list[int]]:
-    """Packed for the multiple that the bins' number will be raised to, which is more even than splitting later."""
-    bins = balanced_pack(flops, lengths, cap, multiple)
-    if len(bins) % multiple:
-        reserve = -(-len(bins) // multiple) * multiple
-        bins = balanced_pack(flops, lengths, cap, reserve)
+    """Packed for the number of bins that there will be in the end, which is more even than adding some later."""
+    needed = -(-sum(lengths) // cap)
+    for _ in range(_PACKINGS):
+        planned = -(-needed // multiple) * multiple
+        bins = balanced_pack(flops, lengths, cap, at_least=planned)
+        needed = len(bins)
+        if needed <= planned:
+            break
     return bins
 
 

@@ -133,11 +133,11 @@ _BALANCED_PACK_TRIES = 16
 
 
 def balanced_pack(
-    weights: Sequence[float], lengths: Sequence[int], max_tokens_per_bin: int, multiple: int = 1
+    weights: Sequence[float], lengths: Sequence[int], max_tokens_per_bin: int, at_least: int = 1
 ) -> list[list[int]]:
     """Bins of about equal weight that hold at most `max_tokens_per_bin` each, hardly more of them than needed.
 
-    Their number is a multiple of `multiple` where there are items enough for that, but for items that find no room.
+    At least `at_least` bins, where there are as many items; more of them leave room to balance.
 
     Longest processing time first (Graham 1969), with room: the heaviest item left goes to the lightest bin that has
     room for it. An item longer than the cap gets a bin of its own. Takes O(n log(bins)) time.
@@ -147,8 +147,7 @@ def balanced_pack(
     rest = [i for i in order if lengths[i] <= max_tokens_per_bin]
     alone = len(bins)
     needed = alone - (-sum(lengths[i] for i in rest) // max_tokens_per_bin)
-    wanted = min(-(-needed // multiple) * multiple, len(weights))
-    bins += [[] for _ in range(wanted - alone)]
+    bins += [[] for _ in range(min(max(needed, at_least), len(weights)) - alone)]
     room = [max_tokens_per_bin] * len(bins)
     lightest: list[tuple[float, int]] = [(0, slot) for slot in range(alone, len(bins))]  # a heap
     for i in rest:
