@@ -128,42 +128,39 @@ class _Rooms:
             tree[node] = largest
 
 
-# Bins that are looked at for room before a new one is opened.
-_BALANCED_PACK_TRIES = 16
-
-
 def balanced_pack(
     weights: Sequence[float], lengths: Sequence[int], max_tokens_per_bin: int, at_least: int = 1
 ) -> list[list[int]]:
     """Bins of about equal weight that hold at most `max_tokens_per_bin` each, hardly more of them than needed.
 
-    At least `at_least` bins, where there are as many items; more of them leave room to balance.
-
-    Longest processing time first (Graham 1969), with room: the heaviest item left goes to the lightest bin that has
+    Longest processing time first (Graham 1969), with room: the longest item left goes to the lightest bin that has
     room for it. An item longer than the cap gets a bin of its own. Takes O(n log(bins)) time.
+
+    Args:
+        weights: of each item; they grow with the lengths.
+        at_least: bins to begin with, where there are as many items; more of them leave room to balance.
     """
-    order = sorted(range(len(weights)), key=lambda i: (-weights[i], i))
+    order = sorted(range(len(weights)), key=lambda i: (-lengths[i], i))
     bins = [[i] for i in order if lengths[i] > max_tokens_per_bin]
-    rest = [i for i in order if lengths[i] <= max_tokens_per_bin]
-    alone = len(bins)
-    needed = alone - (-sum(lengths[i] for i in rest) // max_tokens_per_bin)
-    bins += [[] for _ in range(min(max(needed, at_least), len(weights)) - alone)]
-    room = [max_tokens_per_bin] * len(bins)
-    lightest: list[tuple[float, int]] = [(0, slot) for slot in range(alone, len(bins))]  # a heap
+    rest = order[len(bins) :]
+    needed = len(bins) - (-sum(lengths[i] for i in rest) // max_tokens_per_bin)
+    # a heap of (weight, bin, room), and bins that lack room for the present item in one of (-room, bin, weight)
+    lightest = [(0.0, slot, max_tokens_per_bin) for slot in range(len(bins), min(max(needed, at_least), len(weights)))]
+    bins += [[] for _ in lightest]
+    full: list[tuple[int, int, float]] = []
     for i in rest:
-        full: list[tuple[float, int]] = []
-        while lightest and len(full) < _BALANCED_PACK_TRIES and room[lightest[0][1]] < lengths[i]:
-            full.append(heapq.heappop(lightest))
-        if not lightest or len(full) == _BALANCED_PACK_TRIES:
-            heapq.heappush(lightest, (0, len(bins)))
+        while full and -full[0][0] >= lengths[i]:
+            room, slot, weight = heapq.heappop(full)
+            heapq.heappush(lightest, (weight, slot, -room))
+        while lightest and lightest[0][2] < lengths[i]:
+            weight, slot, room = heapq.heappop(lightest)
+            heapq.heappush(full, (-room, slot, weight))
+        if not lightest:
+            lightest.append((0.0, len(bins), max_tokens_per_bin))
             bins.append([])
-            room.append(max_tokens_per_bin)
-        weight, slot = lightest[0]
-        heapq.heapreplace(lightest, (weight + weights[i], slot))
+        weight, slot, room = lightest[0]
         bins[slot].append(i)
-        room[slot] -= lengths[i]
-        for entry in full:
-            heapq.heappush(lightest, entry)
+        heapq.heapreplace(lightest, (weight + weights[i], slot, room - lengths[i]))
     return [sorted(items) for items in bins if items]
 
 
