@@ -20,38 +20,38 @@ class ManagerClient:
         self._engines: list[ray.ObjectRef] | None = None  # of which one fails when an engine dies
 
     def get_num_rollout_per_epoch(self) -> int | None:
-        return self._call("get_num_rollout_per_epoch")
+        return self._call(self.handle.get_num_rollout_per_epoch)
 
     def generate(self, rollout_id: int) -> Any:
         """See `RolloutManager.generate`."""
-        return self._call("generate", rollout_id)
+        return self._call(self.handle.generate, rollout_id)
 
     def eval(self, rollout_id: int) -> dict[str, Any]:
         """See `RolloutManager.eval`."""
-        return self._call("eval", rollout_id)
+        return self._call(self.handle.eval, rollout_id)
 
     def save(self, rollout_id: int) -> None:
-        self._call("save", rollout_id)
+        self._call(self.handle.save, rollout_id)
 
     def load(self, rollout_id: int) -> None:
-        self._call("load", rollout_id)
+        self._call(self.handle.load, rollout_id)
 
     def offload(self) -> None:
-        self._call("offload")
+        self._call(self.handle.offload)
 
     def onload_weights(self) -> None:
-        self._call("onload_weights")
+        self._call(self.handle.onload_weights)
 
     def onload_kv(self) -> None:
-        self._call("onload_kv")
+        self._call(self.handle.onload_kv)
 
     def check_weights(self, action: str) -> None:
-        self._call("check_weights", action)
+        self._call(self.handle.check_weights, action)
 
-    def _call(self, method: str, *method_args: Any) -> Any:
+    def _call(self, method: Any, *method_args: Any) -> Any:
         if self._engines is None:
             self._engines = ray.get(self.handle.watch_engines.remote())
-        answer = getattr(self.handle, method).remote(*method_args)
+        answer = method.remote(*method_args)
         while True:
             (done, *_), _ = ray.wait([answer, *self._engines], num_returns=1)
             if done == answer:
