@@ -90,14 +90,14 @@ def cluster(args: Namespace) -> Iterator[None]:
         NotEnoughDevices: naming how many were asked for and how many there are.
     """
     owned = not ray.is_initialized()
-    if owned:
-        _connect(args)
-    signal.signal(signal.SIGTERM, _terminate)  # after ray.init, which installs a handler of its own
     try:
+        if owned:
+            _connect(args)
+        signal.signal(signal.SIGTERM, _terminate)  # after ray.init, which installs a handler of its own
         _check_devices(args)
         yield
     except KeyboardInterrupt as signalled:
-        logger.warning("stopped by %s: ending every process of the run", signalled or "Ctrl-C")
+        logger.warning("stopped by %s: ending every process of the run", str(signalled) or "Ctrl-C")
         raise SystemExit(STOPPED_STATUS) from None
     finally:
         if owned:

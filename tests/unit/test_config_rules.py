@@ -56,6 +56,7 @@ def test_base_resolves(base: BaseConfig) -> None:
         (["--rollout-temperature", "-1"], "--rollout-temperature -1.0 must be above 0"),
         (["--rollout-batch-siz", "4"], "unknown flag --rollout-batch-siz (did you mean --rollout-batch-size"),
         (["--prompt-data", "/nowhere.jsonl@[0:5]"], "--prompt-data: no such file: /nowhere.jsonl"),
+        (["--rm-type", "mth"], "--rm-type 'mth' is none of dapo, deepscaler,"),
         (["--config", "/nowhere.yaml"], "no such file: /nowhere.yaml"),
         (["--hf-checkpoint", "/nowhere"], "--hf-checkpoint /nowhere: no config.json there"),
         (["--global-batch-size", "3"], "--global-batch-size 3 does not divide the 16 samples"),

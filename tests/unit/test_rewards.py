@@ -126,7 +126,8 @@ def test_a_grader_that_hangs_scores_zero_and_is_counted() -> None:
 
 
 def test_a_grader_that_raises_scores_lowest_and_is_counted() -> None:
-    sample = Sample(response="x", metadata={"rm_type": "reasoning_gym"})
+    entry = {"source_dataset": "no_such_dataset", "answer": "5"}
+    sample = Sample(response="x", metadata={"rm_type": "reasoning_gym", **entry})
     assert asyncio.run(async_rm(rollout_args(), sample)) == 0.0
     assert grader_metrics([sample]) == {"rollout/grader_error": 1}
 
@@ -142,6 +143,12 @@ def test_workers_end_with_the_pool() -> None:
 def test_no_label_is_a_mistake_in_the_data() -> None:
     with pytest.raises(ValueError, match=r"sample 1 .*has no label, rm type math needs one \(--label-key\)"):
         score("math", r"\boxed{5}", None)
+
+
+def test_rows_that_reasoning_gym_cannot_score_are_a_mistake_in_the_data() -> None:
+    """Not a wrong answer: a run on them would train on zeros."""
+    with pytest.raises(ValueError, match=r"sample 1 .*needs metadata with source_dataset .*\(--metadata-key\)"):
+        score("reasoning_gym", "5", "5")
 
 
 def test_unknown_type() -> None:

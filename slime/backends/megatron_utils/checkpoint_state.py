@@ -118,8 +118,9 @@ def restore_scheduler(args: argparse.Namespace, scheduler: OptimizerParamSchedul
     Raises:
         ValueError: this run's schedule differs from the saved one, and no flag says which to follow.
     """
+    ours = scheduler.state_dict()
+    saved = saved | {name: ours[name] for name in _without_effect(ours) if name in saved}
     if not (args.override_opt_param_scheduler or args.use_checkpoint_opt_param_scheduler):
-        ours = scheduler.state_dict()
         differences = [
             f"{name} is {saved[name]} there and {ours[name]} here"
             for name in ours
@@ -134,6 +135,12 @@ def restore_scheduler(args: argparse.Namespace, scheduler: OptimizerParamSchedul
         _follow_scheduler(scheduler)
     scheduler.num_steps = 0  # load_state_dict advances by the saved count
     scheduler.load_state_dict(saved)
+
+
+def _without_effect(schedule: dict[str, Any]) -> list[str]:
+    """Lengths that a schedule has but does not use: a run with more rollouts may follow one that is complete."""
+    names = ["lr_decay_steps"] if schedule["lr_decay_style"] == "constant" else []
+    return [*names, "wd_incr_steps"] if schedule["start_wd"] == schedule["end_wd"] else names
 
 
 def _create_missing_moments(optimizer: MegatronOptimizer) -> None:

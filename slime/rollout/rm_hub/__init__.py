@@ -12,6 +12,7 @@ from typing import Any
 from slime.rollout.rm_hub.deepscaler import MARKERS
 from slime.rollout.rm_hub.grader_pool import GraderError, GraderTimeout, grader_pool
 from slime.rollout.rm_hub.graders import GRADERS
+from slime.rollout.rm_hub.reasoning_gym_rm import find_entry
 from slime.rollout.sample_hooks import accepted_kwargs
 from slime.utils.misc import load_function
 from slime.utils.processing_utils import without_final_special_tokens
@@ -63,9 +64,23 @@ async def batched_async_rm(args: Any, samples: list[Sample], **kwargs: Any) -> l
     return list(rewards)
 
 
+def rm_types() -> list[str]:
+    """What `--rm-type` may be; most also with the prefix `boxed_`."""
+    return sorted([*GRADERS, "remote_rm", "random"])
+
+
 def rm_type_of(args: Any, sample: Sample) -> str:
     """The sample's rm type, of its metadata or `--rm-type`."""
     return str(sample.metadata.get("rm_type") or args.rm_type or "").strip()
+
+
+def _require_entry(sample: Sample) -> None:
+    """Raise a ValueError when the row can't be scored by reasoning-gym: that is a mistake in the data, no wrong
+    answer."""
+    try:
+        find_entry(sample.label, sample.metadata)
+    except ValueError as error:
+        raise ValueError(f"{sample.name()}: {error} (--metadata-key)") from None
 
 
 def answer_text(args: Any, sample: Sample) -> str:
@@ -86,10 +101,11 @@ async def _rule_reward(args: Any, sample: Sample, rm_type: str) -> Any:
     name = rm_type.removeprefix(BOXED_PREFIX)
     grader = GRADERS.get(name)
     if grader is None:
-        known = sorted([*GRADERS, "remote_rm", "random"])
-        raise ValueError(f"{sample.name()}: no reward for rm type {rm_type!r}; set --rm-type to one of {known}")
+        raise ValueError(f"{sample.name()}: no reward for rm type {rm_type!r}; set --rm-type to one of {rm_types()}")
     if grader.needs_label and sample.label is None:
         raise ValueError(f"{sample.name()} has no label, rm type {rm_type} needs one (--label-key)")
+    if name == "reasoning_gym":
+        _require_entry(sample)
     try:
         text = answer_text(args, sample)
         return await grader_pool().grade(args.rm_timeout, name, boxed, text, sample.label, sample.metadata)

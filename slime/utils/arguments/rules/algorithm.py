@@ -33,9 +33,18 @@ def resolve_algorithm(context: Context) -> None:
         context.force("compute_advantages_and_returns", False, context.shown("loss_type"))
 
 
+def _check_rm_type(context: Context) -> None:
+    from slime.rollout.rm_hub import rm_types
+
+    name = (context.args.rm_type or "").removeprefix("boxed_")
+    if name and name not in rm_types():
+        context.problems.add(f"--rm-type {context.args.rm_type!r} is none of {', '.join(rm_types())}")
+
+
 def check_algorithm(context: Context) -> None:
     """Combinations without meaning."""
     args = context.args
+    _check_rm_type(context)
     context.exclusive("kl_coef", "kl_loss_coef")
     context.exclusive("use_rollout_logprobs", "use_tis")
     context.exclusive("use_rollout_logprobs", "use_rs")
