@@ -27,7 +27,7 @@ def test_colocated_grpo_trains_and_reports(
         assert set(result.series(name)) == {0, 1}, name
     assert all(value > 0 for value in result.series("train/grad_norm").values())
     for rollout in (0, 1):
-        (line,) = [line for line in result.output.splitlines() if line.startswith(f"rollout {rollout} |")]
+        (line,) = [line for line in result.output.splitlines() if line.startswith(f"rollout {rollout}/1 |")]
         for label in ("reward", "loss", "kl", "grad norm", "tokens/s", "step"):
             assert label in line, line
     assert len(list((tmp_path / "tensorboard").iterdir())) == 1
