@@ -87,7 +87,7 @@ def cluster(args: Namespace) -> Iterator[None]:
     """Connect to Ray for the length of a run; SIGTERM ends the run like Ctrl-C, with exit status 130.
 
     Raises:
-        NotEnoughDevices: naming how many were asked for and how many there are.
+        SystemExit: also when the cluster is too small, naming how many devices were asked for and how many there are.
     """
     owned = not ray.is_initialized()
     try:
@@ -96,6 +96,8 @@ def cluster(args: Namespace) -> Iterator[None]:
         signal.signal(signal.SIGTERM, _terminate)  # after ray.init, which installs a handler of its own
         _check_devices(args)
         yield
+    except NotEnoughDevices as error:
+        raise SystemExit(f"slime: error: {error}") from None
     except KeyboardInterrupt as signalled:
         logger.warning("stopped by %s: ending every process of the run", str(signalled) or "Ctrl-C")
         raise SystemExit(STOPPED_STATUS) from None
