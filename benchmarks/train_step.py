@@ -18,6 +18,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,16 @@ import torch
 from benchmarks.dp_schedule import log_normal_lengths
 
 STEP = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """slime's trainer in this process, and one step of it."""
+
+    flags: argparse.Namespace
+    model: list[torch.nn.Module]
+    optimizer: Any
+    step: STEP
 
 
 def main() -> None:
@@ -38,7 +49,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(args, Path(folder) / "model")
         theirs = transformers_step(args, model, sequences, prompts)
-        ours = slime_step(args, Path(folder) / "model", sequences, prompts)
+        ours = slime_trainer(args, Path(folder) / "model", sequences, prompts).step
         seconds = {"slime": [], "transformers": []}
         losses = {"slime": ours(), "transformers": theirs()}  # a first step of each to warm up
         for _ in range(args.steps):
@@ -117,7 +128,9 @@ def transformers_step(args: argparse.Namespace, model: Any, sequences: list[torc
     return step
 
 
-def slime_step(args: argparse.Namespace, model_dir: Path, sequences: list[torch.Tensor], prompts: list[int]) -> STEP:
+def slime_trainer(
+    args: argparse.Namespace, model_dir: Path, sequences: list[torch.Tensor], prompts: list[int], *more_flags: str
+) -> Trainer:
     """`train_one_step` as the training actor runs it, on a schedule of `build_dp_schedule`."""
     from slime.backends.megatron_utils import initialize
     from slime.backends.megatron_utils.data import get_data_iterator, prepare_rollout_data
@@ -134,6 +147,7 @@ def slime_step(args: argparse.Namespace, model_dir: Path, sequences: list[torch.
         --global-batch-size {len(sequences)} --use-dynamic-batch-size --max-tokens-per-gpu {args.max_tokens_per_gpu}
         --lr 1e-4 --clip-grad 1.0 --calculate-per-token-loss --actor-num-gpus-per-node 1
         --rollout-max-response-len 4096 --log-dir {model_dir.parent}""".split()
+        + list(more_flags)
     )
     initialize.init_process_group(flags, 0, 1, "127.0.0.1", get_free_port("127.0.0.1"))
     initialize.init(flags)
@@ -165,7 +179,7 @@ def slime_step(args: argparse.Namespace, model_dir: Path, sequences: list[torch.
         )
         return metrics["loss"]
 
-    return step
+    return Trainer(flags, model, optimizer, step)
 
 
 def report(

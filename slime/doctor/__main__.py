@@ -36,7 +36,11 @@ def examine() -> Iterator[Finding]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0 when a run can start, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m slime.doctor", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="python -m slime.doctor",
+        description="Checks whether a run can start here; says what is missing and what to install.",
+        allow_abbrev=False,
+    )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     wanted = parser.parse_args(argv)
     findings = []

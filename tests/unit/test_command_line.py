@@ -87,6 +87,10 @@ def test_one_problem(words: list[str], part: str) -> None:
     assert part in found[0]
 
 
+def test_a_number_is_asked_for_in_plain_words() -> None:
+    assert problems("--lr", "fast") == ["--lr: 'fast' is not a number"]
+
+
 def test_all_problems_at_once() -> None:
     assert len(problems("--lrr", "1", "--kind", "c", "--lr", "fast", "--colocated")) == 4
 

@@ -99,6 +99,7 @@ def test_base_resolves(base: BaseConfig) -> None:
         (["--use-opd", "--opd-type", "megatron"], "needs --opd-teacher-load"),
         (["--keep-old-actor", "--use-rollout-logprobs"], "exclude each other"),
         (["--sglang-dp-size", "2"], "--sglang-dp-size 2 needs --sglang-enable-dp-attention"),
+        (["--sglang-mem-fraction-static", "3"], "--sglang-mem-fraction-static 3 is not between 0 and 1"),
         (["--recompute-granularity", "full"], "needs --recompute-method"),
         (["--moe-layer-freq", "([2]*)"], "expected an integer or a list"),
         (["--save-hf", "x/{step}"], "--save-hf x/{step}: 'step' can't be filled in"),

@@ -65,7 +65,7 @@ class Flag:
         try:
             value = self.type(text)
         except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
-            raise ConfigError(f"{self.name}: {text!r} is not {_type_name(self.type)} ({error})") from error
+            raise ConfigError(f"{self.name}: {text!r} is not {_type_name(self.type, error)}") from error
         return self.check_choice(value)
 
     def check_choice(self, value: Any) -> Any:
@@ -104,7 +104,7 @@ def json_value(text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error}") from error
+        raise ValueError(f"{error}") from error
 
 
 def positive_int(text: str) -> int:
@@ -120,6 +120,10 @@ def in_group(group: str, flags: Sequence[Flag]) -> list[Flag]:
     return [dataclasses.replace(entry, group=group) for entry in flags]
 
 
-def _type_name(parser: Parser | type) -> str:
-    names = {int: "an integer", float: "a number", json_value: "JSON", positive_int: "an integer above 0"}
-    return names.get(parser, f"a value for {getattr(parser, '__name__', parser)}")
+def _type_name(parser: Parser | type, error: Exception) -> str:
+    """What a value should have been. Python's own words ("invalid literal for int()") add nothing to a plain name."""
+    plain = {int: "an integer", float: "a number", positive_int: "an integer above 0"}
+    if parser in plain:
+        return plain[parser]
+    kind = "JSON" if parser is json_value else f"a value for {getattr(parser, '__name__', parser)}"
+    return f"{kind} ({error})"

@@ -38,6 +38,9 @@ def check_engine(context: Context) -> None:
     )
     if data > 1 and not getattr(args, "sglang_enable_dp_attention", False):
         context.problems.add(f"--sglang-dp-size {data} needs --sglang-enable-dp-attention")
+    fraction = getattr(args, "sglang_mem_fraction_static", None)
+    if fraction is not None and not 0 < fraction < 1:
+        context.problems.add(f"--sglang-mem-fraction-static {fraction:g} is not between 0 and 1")
     pools = ("prefill_num_servers", "sglang_config", "rollout_external_engine_addrs")
     for position, first in enumerate(pools):
         for second in pools[position + 1 :]:
