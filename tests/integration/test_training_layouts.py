@@ -11,7 +11,7 @@ from train_scenarios import PAIRS
 
 from tests.support.gloo_world import GlooWorld
 
-ONE_PROCESS = ["on_policy", "bf16", "infinite_gradient", "reset_optimizer_states"]
+ONE_PROCESS = ["on_policy", "bf16", "infinite_gradient", "reset_optimizer_states", "stateless_adam"]
 TWO_PROCESSES = [f"{layout}_{mode}" for layout, mode in PAIRS]
 
 

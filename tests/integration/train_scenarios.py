@@ -381,3 +381,28 @@ def scenario_bf16(context: dict[str, str]) -> None:
     history = train(args, 0, model, optimizer, scheduler, iterator, data["num_microbatches"], [BATCH] * STEPS)
     assert history[0]["train/ppo_kl"] == 0.0 and history[0]["train/kl_loss"] == 0.0
     assert dist.get_world_size() == 1
+
+
+def scenario_stateless_adam(context: dict[str, str]) -> None:
+    """A step without moments: the same as Adam's first, with no state on the device, in bf16 and in float32."""
+    from slime.backends.megatron_utils.data import get_data_iterator
+    from slime.backends.megatron_utils.model import train
+    from slime.utils.accelerator.trainer_tensors import trainer_storages
+
+    for dtype in ("--fp32", "--bf16"):
+        histories, sizes = [], []
+        for flags in (f"{dtype} --reset-optimizer-states", f"{dtype} --use-stateless-adam --no-save-optim"):
+            args = layout_args(context, flags, loss_type="sft_loss")
+            model, optimizer, scheduler = build(args)
+            data = rank_rollout(args, model)
+            history = []
+            for rollout_id in range(2):  # one step each, as --reset-optimizer-states acts once per rollout
+                steps = data["num_microbatches"][:1], data["global_batch_sizes"][:1]
+                history += train(args, rollout_id, model, optimizer, scheduler, get_data_iterator(data), *steps)
+            histories.append([(metrics["train/loss"], metrics["train/grad_norm"]) for metrics in history])
+            sizes.append(sum(storage.nbytes() for storage in trainer_storages(model, optimizer)))
+        torch.testing.assert_close(torch.tensor(histories[0]), torch.tensor(histories[1]), rtol=1e-3, atol=0)
+        assert histories[0][0] != histories[0][1], "the first step must change the model"
+        assert not any(part.optimizer.state for part in optimizer.chained_optimizers)
+        parameters = sum(parameter.numel() for parameter in model[0].parameters())
+        assert sizes[0] - sizes[1] >= 2 * 4 * parameters, "two float32 moments less"

@@ -10,6 +10,7 @@ import torch
 from slime.backends.megatron_utils.arguments import ddp_config_from_args, optimizer_config_from_args
 from slime.backends.megatron_utils.checkpoint import load_checkpoint
 from slime.backends.megatron_utils.model_provider import check_freeze_patterns, get_model_provider_func
+from slime.backends.megatron_utils.stateless_adam import drop_moments
 from slime.utils.accelerator import current
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def setup_model_and_optimizer(
     optimizer = get_megatron_optimizer(
         optimizer_config_from_args(args), model, use_gloo_process_groups=args.enable_gloo_process_groups
     )
+    if args.use_stateless_adam:
+        drop_moments(args, optimizer)
     return model, optimizer, get_optimizer_param_scheduler(args, optimizer)
 
 

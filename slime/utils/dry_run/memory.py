@@ -114,6 +114,8 @@ def _bytes_per_parameter(args: Namespace) -> int:
     copy = 0 if args.params_dtype == "float32" else 4
     if args.optimizer != "adam":
         return copy + 4  # momentum
+    if args.use_stateless_adam:
+        return copy
     if args.use_precision_aware_optimizer:
         copy = BYTES[args.main_params_dtype]
         return copy + BYTES[args.exp_avg_dtype] + BYTES[args.exp_avg_sq_dtype]

@@ -60,7 +60,7 @@ FLAGS = in_group(
         switch("--use-rollout-entropy", "compute the entropy in the log-prob passes"),
         switch("--get-mismatch-metrics", "measure how the engine's log-probs differ"),
         switch("--reset-optimizer-states", "zero Adam's moments and step count at each rollout"),
-        switch("--use-stateless-adam", "Adam that keeps no moments", pending=ALGORITHMS),
+        switch("--use-stateless-adam", "Adam that keeps no moments: each step is Adam's first"),
         switch("--use-rollout-logprobs", "take the engine's log-probs as the old policy's"),
         switch("--use-tis", "importance weights between trainer and engine"),
         flag("--tis-clip", float, 2.0, "their upper bound"),

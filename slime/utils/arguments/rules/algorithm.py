@@ -68,6 +68,7 @@ def check_algorithm(context: Context) -> None:
             f"{context.name('custom_advantage_function_path')} and no advantages to compute contradict each other"
         )
     _check_ranges(context)
+    _check_optimizer(context)
     _check_estimator(context)
     _check_mismatch(context)
     _check_distillation(context)
@@ -96,6 +97,17 @@ def _check_ranges(context: Context) -> None:
             f"{context.shown('rollout_top_p')} is not supported yet: the trainer can't renormalise its log-probs "
             "over the nucleus without the engine's candidates"
         )
+
+
+def _check_optimizer(context: Context) -> None:
+    """Adam without moments has nothing to save, offload or store in another format."""
+    args = context.args
+    if not args.use_stateless_adam:
+        return
+    name = context.name("use_stateless_adam")
+    context.require(args.optimizer == "adam", f"{name} needs --optimizer adam, not {args.optimizer}")
+    for dest in ("optimizer_cpu_offload", "use_precision_aware_optimizer", "reset_optimizer_states"):
+        context.exclusive("use_stateless_adam", dest)
 
 
 def _check_estimator(context: Context) -> None:
