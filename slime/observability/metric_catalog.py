@@ -47,6 +47,8 @@ _SAMPLES = (
 )
 _ROLLOUT = (
     *_SAMPLES,
+    Metric("rollout/source/{name}/raw_reward", "mean reward of a source (--prompt-data with several files)"),
+    Metric("rollout/source/{name}/share", "its share of the samples"),
     Metric("rollout/dynamic_filter/drop_{reason}", "groups that the dynamic sampling filter dropped"),
     Metric("rollout/unused_groups", "groups that were begun and neither train nor wait for later"),
     Metric("rollout/aborted_groups_retried", "groups cut off at the end of the rollout that are generated again"),

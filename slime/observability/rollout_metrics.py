@@ -19,6 +19,7 @@ from slime.observability.metric_utils import (
     has_repetition,
 )
 from slime.observability.sglang_trace_attrs import request_perf_metrics
+from slime.utils.data import get_source
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
@@ -44,6 +45,7 @@ def log_rollout_data(
         return
     metrics = dict(rollout_extra_metrics or {})
     metrics |= dict_add_prefix(compute_metrics_from_samples(args, samples), "rollout/")
+    metrics |= dict_add_prefix(_source_metrics(args, samples), "rollout/source/")
     metrics |= dict_add_prefix(compute_perf_metrics_from_samples(args, samples, rollout_time), "perf/")
     if getattr(args, "log_passrate", False):
         metrics |= dict_add_prefix(_pass_rate(args, samples), "passrate/")
@@ -114,6 +116,16 @@ def compute_perf_metrics_from_samples(args: Namespace, samples: Sequence[Sample]
             metrics[f"{kind}tokens_per_gpu_per_sec"] = sum(lengths) / rollout_time / num_gpus
         metrics |= dict_add_prefix(_longest_sample_metrics(lengths, waits, rollout_time), f"longest_{kind}sample_")
     return metrics | request_perf_metrics(samples)
+
+
+def _source_metrics(args: Namespace, samples: Sequence[Sample]) -> Metrics:
+    """Mean reward and share of the samples of each source of `--prompt-data`, where there are several."""
+    by_source: dict[str, list[float]] = defaultdict(list)
+    for sample, reward in zip(samples, _raw_rewards(args, samples), strict=True):
+        if (source := get_source(sample)) is not None:
+            by_source[source].append(reward)
+    metrics: Metrics = {f"{name}/raw_reward": fmean(rewards) for name, rewards in by_source.items()}
+    return metrics | {f"{name}/share": len(rewards) / len(samples) for name, rewards in by_source.items()}
 
 
 def _longest_sample_metrics(lengths: Sequence[int], waits: Sequence[float], rollout_time: float) -> Metrics:

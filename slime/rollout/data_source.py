@@ -6,10 +6,15 @@ import abc
 import copy
 import logging
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from slime.rollout.prompt_sources import PromptCursor, PromptMix
+from slime.utils.data import Dataset
 from slime.utils.misc import load_function
+from slime.utils.prompt_data import parse_prompt_data
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -42,24 +47,42 @@ class DataSource(abc.ABC):
 
 
 class RolloutDataSource(DataSource):
-    """Prompts of `--prompt-data`, epoch after epoch.
+    """Prompts of `--prompt-data`, epoch after epoch; of several files in the ratio of their weights.
 
     Each group gets the next `group_index`, each sample the next `index`; both count on through epochs and resumes.
     Without a data set (`--disable-rollout-global-dataset`) the groups are empty samples for a rollout function that
     brings its own prompts.
+
+    Attributes:
+        lock: held while groups are handed out, given back or saved; a rollout function may do so from a thread.
+        outstanding: gives the groups that a rollout function still holds at the end of a rollout, to be saved.
     """
 
     def __init__(self, args: Any) -> None:
         self.args = args
-        self.epoch_id = 0
         self.sample_group_index = 0
         self.sample_index = 0
-        self.sample_offset = 0
         self.metadata: dict[str, Any] = {}
-        self.dataset: Any = self._make_dataset() if args.rollout_global_dataset else None
+        self.lock = threading.RLock()
+        self.outstanding: Callable[[int], list[list[Sample]]] | None = None
+        self.prompts = self._open_prompts() if args.rollout_global_dataset else None
 
-    def _make_dataset(self) -> Any:
-        from slime.utils.data import Dataset
+    @property
+    def dataset(self) -> Any:
+        """The data set; of several the first, None without any."""
+        return self.prompts.cursors[0].dataset if self.prompts is not None else None
+
+    @property
+    def epoch_id(self) -> int:
+        """How often the (first) data set was gone through."""
+        return self.prompts.cursors[0].epoch_id if self.prompts is not None else 0
+
+    @property
+    def sample_offset(self) -> int:
+        """Position in its present epoch."""
+        return self.prompts.cursors[0].offset if self.prompts is not None else 0
+
+    def _open_prompts(self) -> PromptMix | None:
         from slime.utils.processing_utils import load_processor, load_tokenizer
 
         args = self.args
@@ -67,50 +90,44 @@ class RolloutDataSource(DataSource):
             if args.debug_train_only:
                 return None  # the samples come from a dump
             raise ValueError("--prompt-data is not set; without prompts use --disable-rollout-global-dataset")
-        dataset = Dataset(
-            args.prompt_data,
-            load_tokenizer(args.hf_checkpoint, trust_remote_code=True),
-            load_processor(args.hf_checkpoint, trust_remote_code=True),
-            args.rollout_max_prompt_len,
-            prompt_key=args.input_key,
-            multimodal_keys=args.multimodal_keys,
-            label_key=args.label_key,
-            tool_key=args.tool_key,
-            metadata_key=args.metadata_key,
-            seed=args.rollout_seed,
-            apply_chat_template=args.apply_chat_template,
-            apply_chat_template_kwargs=args.apply_chat_template_kwargs,
-        )
-        if args.rollout_shuffle:
-            dataset.shuffle(self.epoch_id)
-        return dataset
+        files = parse_prompt_data(args.prompt_data)
+        tokenizer = load_tokenizer(args.hf_checkpoint, trust_remote_code=True)
+        processor = load_processor(args.hf_checkpoint, trust_remote_code=True)
+        cursors = []
+        for file in files:
+            dataset = Dataset(
+                file.path,
+                tokenizer,
+                processor,
+                args.rollout_max_prompt_len,
+                prompt_key=args.input_key,
+                multimodal_keys=args.multimodal_keys,
+                label_key=args.label_key,
+                tool_key=args.tool_key,
+                metadata_key=args.metadata_key,
+                seed=args.rollout_seed,
+                apply_chat_template=args.apply_chat_template,
+                apply_chat_template_kwargs=args.apply_chat_template_kwargs,
+                source_name=file.name if len(files) > 1 else None,
+            )
+            weight = file.weight if file.weight is not None else float(len(dataset))
+            cursors.append(PromptCursor(file.name, dataset, weight, args.rollout_shuffle))
+        return PromptMix(cursors)
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
-        prompts = self._next_prompts(num_samples) if self.dataset is not None else [Sample()] * num_samples
-        groups = []
-        for prompt in prompts:
-            group = []
-            for _ in range(self.args.n_samples_per_prompt):
-                sample = copy.deepcopy(prompt)
-                sample.group_index, sample.index = self.sample_group_index, self.sample_index
-                self.sample_index += 1
-                group.append(sample)
-            self.sample_group_index += 1
-            groups.append(group)
-        return groups
+        with self.lock:
+            prompts = self.prompts.take(num_samples) if self.prompts is not None else [Sample()] * num_samples
+            return [self._make_group(prompt) for prompt in prompts]
 
-    def _next_prompts(self, num_samples: int) -> list[Sample]:
-        prompts: list[Sample] = []
-        while len(prompts) < num_samples:
-            if self.sample_offset >= len(self.dataset):
-                self.epoch_id += 1
-                self.sample_offset = 0
-                if self.args.rollout_shuffle:
-                    self.dataset.shuffle(self.epoch_id)
-            taken = self.dataset[self.sample_offset : self.sample_offset + num_samples - len(prompts)]
-            self.sample_offset += len(taken)
-            prompts += taken
-        return prompts
+    def _make_group(self, prompt: Sample) -> list[Sample]:
+        group = []
+        for _ in range(self.args.n_samples_per_prompt):
+            sample = copy_prompt(prompt)
+            sample.group_index, sample.index = self.sample_group_index, self.sample_index
+            self.sample_index += 1
+            group.append(sample)
+        self.sample_group_index += 1
+        return group
 
     def add_samples(self, samples: list[list[Sample]]) -> None:
         raise RuntimeError(
@@ -124,7 +141,9 @@ class RolloutDataSource(DataSource):
         path = self._state_path(self.args.save, rollout_id)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}.tmp")
-        torch.save(self.state_dict(), partial)
+        with self.lock:
+            state = self.state_dict(rollout_id)
+        torch.save(state, partial)
         partial.replace(path)
 
     def load(self, rollout_id: int | None = None) -> None:
@@ -144,29 +163,36 @@ class RolloutDataSource(DataSource):
         self.load_state_dict(torch.load(path, weights_only=False))  # our own file; samples may hold any object
         logger.info("data source goes on at epoch %d, prompt %d", self.epoch_id, self.sample_offset)
 
-    def state_dict(self) -> dict[str, Any]:
-        """All that `load_state_dict` needs to go on exactly here."""
-        size = len(self.dataset) if self.dataset is not None else None
-        return {name: getattr(self, name) for name in COUNTERS} | {"dataset_size": size}
+    def state_dict(self, rollout_id: int | None = None) -> dict[str, Any]:
+        """All that `load_state_dict` needs to go on exactly here, after rollout `rollout_id`."""
+        size = len(self) if self.prompts is not None else None
+        state = {name: getattr(self, name) for name in COUNTERS} | {"dataset_size": size}
+        return state if self.prompts is None else state | {"sources": self.prompts.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of `state_dict`."""
+        """The inverse of `state_dict`.
+
+        Raises:
+            ValueError: the state is of other data sets.
+        """
         size = state.get("dataset_size")
-        if size is not None and self.dataset is not None and size != len(self.dataset):
-            raise ValueError(
-                f"the saved position is in a data set of {size} prompts, this one has {len(self.dataset)}"
-            )
-        for name in COUNTERS:
-            setattr(self, name, state[name])
-        if self.dataset is not None and self.args.rollout_shuffle:
-            self.dataset.shuffle(self.epoch_id)
+        if size is not None and self.prompts is not None and size != len(self):
+            raise ValueError(f"the saved position is in a data set of {size} prompts, this one has {len(self)}")
+        self.sample_group_index, self.sample_index = state["sample_group_index"], state["sample_index"]
+        self.metadata = state["metadata"]
+        if self.prompts is None:
+            return
+        if "sources" in state:
+            self.prompts.load_state(state["sources"])
+        else:  # a state of slime's own making has one data set's position
+            self.prompts.cursors[0].go_to(state["epoch_id"], state["sample_offset"])
 
     @staticmethod
     def _state_path(root: str, rollout_id: int) -> Path:
         return Path(root) / "rollout" / f"global_dataset_state_dict_{rollout_id}.pt"
 
     def __len__(self) -> int:
-        return len(self.dataset) if self.dataset is not None else 0
+        return len(self.prompts) if self.prompts is not None else 0
 
 
 class RolloutDataSourceWithBuffer(RolloutDataSource):
@@ -179,16 +205,17 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         self.buffer_filter = load_function(args.buffer_filter_path) if args.buffer_filter_path else pop_first
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
-        groups = self.buffer_filter(self.args, self.rollout_id, self.buffer, num_samples) if self.buffer else []
-        if len(groups) > num_samples:
-            raise ValueError(f"the buffer filter returned {len(groups)} groups, {num_samples} were asked for")
-        missing = num_samples - len(groups)
-        if missing and self.dataset is None:
-            raise ValueError(
-                f"{num_samples} groups were asked for, the buffer gave {len(groups)} and there is no data set"
-                " to take the rest from (--disable-rollout-global-dataset)"
-            )
-        return [*groups, *super().get_samples(missing)] if missing else groups
+        with self.lock:
+            groups = self.buffer_filter(self.args, self.rollout_id, self.buffer, num_samples) if self.buffer else []
+            if len(groups) > num_samples:
+                raise ValueError(f"the buffer filter returned {len(groups)} groups, {num_samples} were asked for")
+            missing = num_samples - len(groups)
+            if missing and self.prompts is None:
+                raise ValueError(
+                    f"{num_samples} groups were asked for, the buffer gave {len(groups)} and there is no data set"
+                    " to take the rest from (--disable-rollout-global-dataset)"
+                )
+            return [*groups, *super().get_samples(missing)] if missing else groups
 
     def add_samples(self, samples: list[list[Sample]]) -> None:
         for group in samples:
@@ -197,10 +224,13 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
                     f"a group of {len(group)} samples was given back, --n-samples-per-prompt is"
                     f" {self.args.n_samples_per_prompt}"
                 )
-        self.buffer.extend(samples)
+        with self.lock:
+            self.buffer.extend(samples)
 
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"buffer": [[sample.to_dict() for sample in group] for group in self.buffer]}
+    def state_dict(self, rollout_id: int | None = None) -> dict[str, Any]:
+        held = self.outstanding(rollout_id) if self.outstanding is not None and rollout_id is not None else []
+        waiting = [[sample.to_dict() for sample in group] for group in [*held, *self.buffer]]
+        return super().state_dict(rollout_id) | {"buffer": waiting}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
@@ -221,3 +251,13 @@ def pop_first(args: Any, rollout_id: int | None, buffer: list[list[Sample]], num
     taken = buffer[:num_samples]
     del buffer[:num_samples]
     return taken
+
+
+def copy_prompt(prompt: Sample) -> Sample:
+    """A sample of its own with the prompt's content. Inputs that nobody edits (images) are shared."""
+    sample = copy.copy(prompt)
+    for name, value in vars(prompt).items():
+        if name != "multimodal_inputs" and isinstance(value, (list, dict)):
+            setattr(sample, name, copy.deepcopy(value) if value else type(value)())
+    sample.spec_info, sample.prefix_cache_info = copy.copy(prompt.spec_info), copy.copy(prompt.prefix_cache_info)
+    return sample

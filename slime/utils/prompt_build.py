@@ -11,13 +11,13 @@ from slime.utils.types import MultimodalTypes
 logger = logging.getLogger(__name__)
 
 
-def build_messages(where: str, prompt: Any, items: dict[str, Any]) -> list[dict[str, Any]]:
+def build_messages(prompt: Any, items: dict[str, Any]) -> list[dict[str, Any]]:
     """Turn a string or list prompt into messages whose text holds `items` (kind → the row's items, in order).
 
     A string becomes one user message. Contents that are lists already are left alone.
 
     Raises:
-        ValueError: the number of placeholders differs from the number of items; the message names the row.
+        ValueError: the number of placeholders differs from the number of items.
     """
     messages: list[dict[str, Any]] = [{"role": "user", "content": prompt}]
     if not isinstance(prompt, str):
@@ -30,18 +30,18 @@ def build_messages(where: str, prompt: Any, items: dict[str, Any]) -> list[dict[
     splitter = re.compile("(" + "|".join(re.escape(placeholder) for placeholder in kinds) + ")")
     for message in messages:
         if isinstance(message["content"], str):
-            message["content"] = _insert_items(where, splitter.split(message["content"]), kinds, queues, counts)
+            message["content"] = _insert_items(splitter.split(message["content"]), kinds, queues, counts)
         else:
-            logger.warning("%s: a message's content is a list already; its items are left as they are", where)
+            logger.warning("a message's content is a list already; its items are left as they are")
             return messages
     for kind, queue in queues.items():
         if queue:
-            raise ValueError(f"{where}: {counts[kind]} {kind} items, but {counts[kind] - len(queue)} placeholders")
+            raise ValueError(f"{counts[kind]} {kind} items, but {counts[kind] - len(queue)} placeholders")
     return messages
 
 
 def _insert_items(
-    where: str, pieces: list[str], kinds: dict[str, str], queues: dict[str, list[Any]], counts: dict[str, int]
+    pieces: list[str], kinds: dict[str, str], queues: dict[str, list[Any]], counts: dict[str, int]
 ) -> list[dict[str, Any]]:
     content = []
     for piece in pieces:
@@ -51,7 +51,7 @@ def _insert_items(
                 content.append({"type": "text", "text": piece})
             continue
         if not queues[kind]:
-            raise ValueError(f"{where}: more {kind} placeholders than the row's {counts[kind]} {kind} items")
+            raise ValueError(f"more {kind} placeholders than the row's {counts[kind]} {kind} items")
         item = queues[kind].pop(0)
         content.append(item if isinstance(item, dict) and "type" in item else {"type": kind, kind: item})
     return content

@@ -1,16 +1,18 @@
-"""Rows of jsonl and parquet files, with `path@[a:b]` slices."""
+"""Data files as flags name them, `path@[a:b]`, and what must be in them."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from slime.utils.row_stores import RowSlice, open_store
+
 DEFAULT_TOOL_KEY = "tools"  # a column that most data do not have
-_SLICE = re.compile(r"^(?P<path>.+)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]$", re.DOTALL)
+PROBED_ROWS = 1000  # of a file too large to read whole before it is used
+_SLICE = re.compile(r"^(?P<path>.+)@\[(?P<cut>[^\[\]]*)\]$", re.DOTALL)
+_CUT = re.compile(r"^\s*(?P<start>-?\d+)?\s*:\s*(?P<stop>-?\d+)?\s*$")
 
 
 def split_slice(path: str) -> tuple[Path, slice]:
@@ -18,36 +20,42 @@ def split_slice(path: str) -> tuple[Path, slice]:
 
     >>> split_slice("data/a@b.jsonl@[-2:]")
     (PosixPath('data/a@b.jsonl'), slice(-2, None, None))
+
+    Raises:
+        ValueError: what stands in the brackets is no slice.
     """
     match = _SLICE.match(path)
-    if match is None:
+    if match is None or Path(path).exists():
         return Path(path), slice(None)
-    start, stop = (int(match[name]) if match[name] not in ("", "-") else None for name in ("start", "stop"))
+    cut = _CUT.match(match["cut"])
+    if cut is None:
+        raise ValueError(f"{path}: [{match['cut']}] is no slice of rows; write [a:b] with whole numbers, as [10:-5]")
+    start, stop = (int(cut[name]) if cut[name] is not None else None for name in ("start", "stop"))
     return Path(match["path"]), slice(start, stop)
 
 
-def iter_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (where, row), `where` being "file:line" or "file row n" for messages. Values stay as written.
-
-    Only the rows of the slice are parsed.
+def open_rows(path: str, columns: Collection[str] | None = None) -> RowSlice:
+    """The rows of `path` or `path@[a:b]`, read when they are asked for.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the suffix is neither .jsonl nor .parquet, or a line is not a JSON object.
+        FileNotFoundError, ValueError: see `split_slice` and `open_store`.
     """
     file, wanted = split_slice(path)
-    if not file.is_file():
-        raise FileNotFoundError(f"no such file: {file}")
-    readers = {".jsonl": (_count_jsonl, _iter_jsonl), ".parquet": (_count_parquet, _iter_parquet)}
-    if file.suffix not in readers:
-        raise ValueError(f"{file}: data files are .jsonl or .parquet, not {file.suffix or 'without a suffix'!r}")
-    count, read = readers[file.suffix]
-    if (wanted.start or 0) < 0 or (wanted.stop or 0) < 0:
-        start, stop, _ = wanted.indices(count(file))
-    else:
-        start, stop = wanted.start or 0, wanted.stop
-    for where, parse in islice(read(file), start, stop):
-        yield where, parse()
+    return RowSlice(open_store(file, columns), wanted)
+
+
+def iter_rows(path: str) -> Iterator[dict[str, Any]]:
+    """The rows of `path` in order. Only the rows of the slice are parsed.
+
+    Raises:
+        FileNotFoundError, ValueError: see `open_rows`; or a row can't be read, and the message names file and line.
+    """
+    rows = open_rows(path)
+    for number in range(len(rows)):
+        yield rows.row(number)
+
+
+read_file = iter_rows
 
 
 def wanted_columns(
@@ -71,68 +79,24 @@ def require_columns(path: str, present: Collection[str], wanted: Mapping[str, st
 def check_file(path: str, wanted: Mapping[str, str], max_bytes: int) -> None:
     """Find what is wrong with a data file before anything is started.
 
-    A parquet file's schema is checked; a jsonl file is read, unless it has more than `max_bytes`: then only whoever
-    loads it will know.
+    Where the file itself names its columns they are checked; a jsonl file is read, and of one with more than
+    `max_bytes` the first rows: the others are looked at when they are reached.
 
     Raises:
-        ValueError, FileNotFoundError: see `iter_rows` and `require_columns`.
+        ValueError, FileNotFoundError: see `open_rows` and `require_columns`; a row without a prompt is named.
     """
-    file, _ = split_slice(path)
-    if file.is_file() and file.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        require_columns(path, pq.read_schema(file).names, wanted)
-    elif not file.is_file() or file.suffix != ".jsonl" or file.stat().st_size <= max_bytes:
-        present: set[str] = set()
-        for _, row in iter_rows(path):
-            present.update(row)
-        require_columns(path, present, wanted)
-
-
-def read_file(path: str) -> Iterator[dict[str, Any]]:
-    """The rows of `path` (see `iter_rows`)."""
-    for _, row in iter_rows(path):
-        yield row
-
-
-def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    with file.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield number, line
-
-
-def _count_jsonl(file: Path) -> int:
-    return sum(1 for _ in _lines(file))
-
-
-def _iter_jsonl(file: Path) -> Iterator[tuple[str, Any]]:
-    for number, line in _lines(file):
-        where = f"{file}:{number}"
-        yield where, lambda where=where, line=line: _parse_line(where, line)
-
-
-def _parse_line(where: str, line: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: broken JSON ({error.msg} at column {error.colno}): {line.strip()[:80]}") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"{where}: a row must be a JSON object, this is {type(row).__name__}")
-    return row
-
-
-def _count_parquet(file: Path) -> int:
-    import pyarrow.parquet as pq
-
-    return pq.ParquetFile(file).metadata.num_rows
-
-
-def _iter_parquet(file: Path) -> Iterator[tuple[str, Any]]:
-    import pyarrow.parquet as pq
-
-    number = 0
-    for batch in pq.ParquetFile(file).iter_batches():
-        for row in batch.to_pylist():
-            yield f"{file} row {number}", lambda row=row: row
-            number += 1
+    rows = open_rows(path)
+    if rows.store.columns is not None:
+        require_columns(path, rows.store.columns if len(rows) else (), wanted)
+        return
+    whole = rows.store.nbytes <= max_bytes
+    present: set[str] = set()
+    without_prompt = None
+    for number in range(len(rows) if whole else min(len(rows), PROBED_ROWS)):
+        row = rows.row(number)
+        present.update(row)
+        if without_prompt is None and "prompt" in wanted and row.get(wanted["prompt"]) is None:
+            without_prompt = number  # an error, but a wrong key is clearer once all keys are known
+    require_columns(path, present, wanted)
+    if without_prompt is not None:
+        raise ValueError(f"{rows.where(without_prompt)} has no prompt under {wanted['prompt']!r}")

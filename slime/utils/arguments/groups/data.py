@@ -20,7 +20,14 @@ FLAGS = in_group(
             "slime.rollout.data_source.RolloutDataSourceWithBuffer",
             "class that hands out prompts",
         ),
-        flag("--prompt-data", str, None, "prompts: a .jsonl or .parquet file, rows a to b as file@[a:b]"),
+        flag(
+            "--prompt-data",
+            str,
+            None,
+            "prompts: .jsonl or .parquet files, or save_to_disk folders; rows a to b as file@[a:b], and the share of"
+            " each of several as file:0.7",
+            nargs="+",
+        ),
         switch("--apply-chat-template", "render messages with the tokenizer's chat template while loading"),
         flag("--apply-chat-template-kwargs", json_value, {}, "JSON object of arguments for the chat template"),
         flag("--input-key", str, "input", "column of the prompt"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from slime.utils.arguments.rules.context import Context
+from slime.utils.prompt_data import parse_prompt_data
 from slime.utils.read_rows import check_file, wanted_columns
 
 CHECKED_DATA_BYTES = 64 * 2**20  # a larger file would take seconds to read; whoever loads it says what is wrong
@@ -13,6 +14,8 @@ CHECKED_DATA_BYTES = 64 * 2**20  # a larger file would take seconds to read; who
 def resolve_batches(context: Context) -> None:
     """Batch sizes and lengths that follow from others."""
     args = context.args
+    if isinstance(args.prompt_data, list) and len(args.prompt_data) == 1:
+        (args.prompt_data,) = args.prompt_data  # one file is a string, as data sources of users expect
     context.fill_none("over_sampling_batch_size", args.rollout_batch_size)
     if args.rollout_batch_size is not None:
         _resolve_global_batch_size(context, args.rollout_batch_size * args.n_samples_per_prompt)
@@ -117,7 +120,15 @@ def check_prompt_data(context: Context) -> None:
         )
         return
     wanted = wanted_columns(args.input_key, args.label_key, args.tool_key, args.multimodal_keys)
-    check_data_file(context, context.name("prompt_data"), args.prompt_data, {} if own_source else wanted)
+    if own_source:
+        return  # what --prompt-data means is its business
+    try:
+        files = parse_prompt_data(args.prompt_data)
+    except ValueError as error:
+        context.problems.add(f"{context.name('prompt_data')}: {error}")
+        return
+    for file in files:
+        check_data_file(context, context.name("prompt_data"), file.path, wanted)
 
 
 def check_data_file(context: Context, name: str, path: str, wanted: Mapping[str, str]) -> None:
