@@ -44,7 +44,7 @@ def _encode(args: Any, encoder: _Encoder, sample: Sample) -> None:
             f"{sample.name()}: SFT trains on message lists, this prompt is a string; give --input-key the column with"
             " the messages, without --apply-chat-template"
         )
-    ids, mask = encoder.masks.get_loss_mask(sample.prompt, tools=sample.metadata.get("tools"))
+    ids, mask = _ids_and_mask(encoder, sample)
     if sample.multimodal_inputs and encoder.processor is not None:
         ids, mask = _with_items(encoder, sample)
     (length,) = get_response_lengths([mask])
@@ -54,6 +54,16 @@ def _encode(args: Any, encoder: _Encoder, sample: Sample) -> None:
     sample.response = encoder.tokenizer.decode(ids[-length:])
     sample.reward = 0.0
     sample.status = Sample.Status.COMPLETED
+
+
+def _ids_and_mask(encoder: Any, sample: Sample) -> tuple[list[int], list[int]]:
+    from jinja2 import TemplateError
+
+    tools, kwargs = sample.metadata.get("tools"), sample.apply_chat_template_kwargs
+    try:
+        return encoder.masks.get_loss_mask(sample.prompt, tools, kwargs)
+    except (ValueError, TemplateError) as error:
+        raise ValueError(f"{sample.name()}: {error}") from error
 
 
 def _with_items(encoder: Any, sample: Sample) -> tuple[list[int], list[int]]:

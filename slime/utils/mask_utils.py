@@ -1,15 +1,19 @@
 """Loss masks of multi-turn conversations, for any chat template that transformers can render.
 
-What the model would have sampled is trained: each assistant turn's content, and the token that ends the turn. Where a
-turn's content lies is found by rendering the conversation again with that turn replaced by a marker: what both texts
-share at the front and at the back is not the turn's. So nothing has to be known of the template.
+What the model would have sampled is trained: each assistant turn's content with its thinking and tool calls, and the
+token that ends the turn. A template that says itself what it generates (`{% generation %}`) is taken at its word; for
+any other `slime.utils.turn_spans` finds the turns.
 """
 
 from __future__ import annotations
 
+import bisect
+import re
 from typing import Any
 
-MARKER = "\ue000slime\ue001"  # from the private use area: in no conversation
+from slime.utils.turn_spans import MARKER, Turns
+
+GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 def get_response_lengths(loss_masks: list[list[int]]) -> list[int]:
@@ -27,40 +31,61 @@ class MultiTurnLossMaskGenerator:
     Args:
         tokenizer: a fast tokenizer with a chat template.
         tokenizer_type: a name of `--loss-mask-type`. The method is the same for all.
+
+    Raises:
+        ValueError: an unknown type, or a tokenizer that can't tell which characters a token stands for.
     """
 
-    TYPES = ("general", "qwen", "qwen3", "qwen3_5", "distill_qwen")
+    TYPES = ("general", "qwen", "qwen3", "qwen3_5", "distill_qwen", "glm4", "llama3")
 
     def __init__(self, tokenizer: Any, tokenizer_type: str = "qwen") -> None:
         if tokenizer_type not in self.TYPES:
             raise ValueError(f"unknown loss mask type {tokenizer_type!r}; there are {', '.join(self.TYPES)}")
+        if not getattr(tokenizer, "is_fast", False):
+            raise ValueError(f"loss masks need a fast tokenizer (tokenizer.json); this is {type(tokenizer).__name__}")
         self.tokenizer = tokenizer
         self.tokenizer_type = tokenizer_type
+        self._special_ids = frozenset(tokenizer.all_special_ids) | frozenset(tokenizer.added_tokens_decoder)
 
     def get_response_lengths(self, loss_masks: list[list[int]]) -> list[int]:
         """See the function of this name."""
         return get_response_lengths(loss_masks)
 
     def get_loss_mask(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        template_kwargs: dict[str, Any] | None = None,
     ) -> tuple[list[int], list[int]]:
         """(token ids, mask of the same length) of the rendered conversation.
 
         A message with `step_loss_mask` other than 1 is not trained.
+
+        Args:
+            template_kwargs: what else the template takes, such as `enable_thinking`.
+
+        Raises:
+            ValueError: the template gives no way to tell what the model sampled.
         """
-        text = self._render(messages, tools)
-        spans, previous_end = [], 0
-        for i, message in enumerate(messages):
-            if message["role"] == "assistant":
-                start, end = self._turn_span(text, messages, i, tools, previous_end)
-                previous_end = end
-                if message.get("step_loss_mask", 1) == 1:
-                    spans.append((start, end))
+        kwargs = dict(template_kwargs or {})
+        if GENERATION_TAG.search(str(self.tokenizer.get_chat_template(tools=tools))):
+            return self._mask_of_the_template(messages, tools, kwargs)
+
+        def render(some: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+            options = kwargs | {"add_generation_prompt": add_generation_prompt}
+            return self.tokenizer.apply_chat_template(some, tools=tools, tokenize=False, **options)
+
+        text = render(messages, False)
+        if MARKER in text:
+            raise ValueError(f"the conversation holds the text {MARKER!r}, which marks turns")
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
-        mask = [0] * len(ids)
-        for start, end in spans:
-            self._mark(mask, ids, offsets, text, start, end)
+        mask, end, turns = [0] * len(ids), 0, Turns(render, messages, text)
+        for i, message in enumerate(messages):
+            if message["role"] == "assistant":
+                start, end = turns.span(i, end)
+                if _is_trained(message):
+                    self._mark(mask, ids, offsets, text, start, end)
         return ids, mask
 
     gen_multi_turn_loss_mask_qwen = get_loss_mask
@@ -88,71 +113,48 @@ class MultiTurnLossMaskGenerator:
 
     def get_text_from_loss_mask(self, token_ids: list[int], loss_masks: list[int]) -> list[str]:
         """The text of each stretch of trained tokens."""
-        stretches: list[list[int]] = []
-        previous = 0
-        for token, trained in zip(token_ids, loss_masks, strict=True):
-            if trained:
-                stretches.append([]) if not previous else None
-                stretches[-1].append(token)
-            previous = trained
-        return [self.tokenizer.decode(stretch) for stretch in stretches]
+        return [self.tokenizer.decode(token_ids[start:end]) for start, end in _stretches(loss_masks)]
 
-    def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, **kwargs: Any) -> str:
-        return self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **kwargs)
-
-    def _turn_span(
-        self, text: str, messages: list[dict[str, Any]], i: int, tools: Any, previous_end: int
-    ) -> tuple[int, int]:
-        """Characters of `text` that assistant message i makes, without header and end tag."""
-        marked = self._render([*messages[:i], {"role": "assistant", "content": MARKER}, *messages[i + 1 :]], tools)
-        if MARKER not in marked:
-            raise ValueError(f"the chat template doesn't render the content of assistant message {i}")
-        start = _common_prefix(text, marked)
-        end = len(text) - _common_prefix(text[start:][::-1], marked[start:][::-1])
-        # A thinking block that the message brought is sampled, though an inserted empty one begins with the same text.
-        head = self._header(messages[:i], tools)
-        header_end = text.rfind(head, previous_end, start) + len(head) if head else -1
-        if head and header_end >= len(head) and _brings(messages[i], text[header_end:start]):
-            start = header_end
-        return start, end
-
-    def _header(self, history: list[dict[str, Any]], tools: Any) -> str:
-        """What the template puts before an answer: its generation prompt."""
-        if not history:
-            return ""
-        without = self._render(history, tools, add_generation_prompt=False)
-        with_prompt = self._render(history, tools, add_generation_prompt=True)
-        return with_prompt[len(without) :] if with_prompt.startswith(without) else ""
+    def _mask_of_the_template(
+        self, messages: list[dict[str, Any]], tools: Any, kwargs: dict[str, Any]
+    ) -> tuple[list[int], list[int]]:
+        options = kwargs | {"return_dict": True, "return_assistant_tokens_mask": True}
+        encoded = self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=True, **options)
+        ids, mask = list(encoded["input_ids"]), list(encoded["assistant_masks"])
+        trained = [_is_trained(message) for message in messages if message["role"] == "assistant"]
+        if all(trained):
+            return ids, mask
+        stretches = _stretches(mask)
+        if len(stretches) != len(trained):
+            raise ValueError(
+                f"step_loss_mask: the template marks {len(stretches)} stretches as generated for {len(trained)}"
+                " assistant messages, so it can't be said which of them a message made"
+            )
+        for (start, end), keep in zip(stretches, trained, strict=True):
+            mask[start:end] = [int(keep)] * (end - start)
+        return ids, mask
 
     def _mark(
         self, mask: list[int], ids: list[int], offsets: list[tuple[int, int]], text: str, start: int, end: int
     ) -> None:
         """Set the mask for tokens inside [start, end), and for the special token behind it: the decision to stop."""
-        for i, (first, last) in enumerate(offsets):
-            if first >= end and text[end:first].strip() == "":
-                if ids[i] in self._special_ids:
-                    mask[i] = 1
-                    return
-                if text[first:last].strip():
-                    return
-            elif first < end and last > start:
+        first = bisect.bisect_right(offsets, start, key=lambda offset: offset[1])
+        for i in range(first, len(ids)):
+            begin, finish = offsets[i]
+            if begin < end:
+                mask[i] = int(finish > start)
+            elif ids[i] in self._special_ids:
                 mask[i] = 1
-
-    @property
-    def _special_ids(self) -> set[int]:
-        return {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}
-
-
-def _brings(message: dict[str, Any], inserted: str) -> bool:
-    """Whether the text between header and marker stands in the message itself."""
-    if not inserted.strip():
-        return bool(inserted)
-    content = message.get("content") or ""
-    return bool(message.get("reasoning_content")) or (isinstance(content, str) and inserted.strip() in content)
+                return
+            elif text[end:finish].strip():
+                return
 
 
-def _common_prefix(a: str, b: str) -> int:
-    for i, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return i
-    return min(len(a), len(b))
+def _is_trained(message: dict[str, Any]) -> bool:
+    return message.get("step_loss_mask", 1) == 1
+
+
+def _stretches(mask: list[int]) -> list[tuple[int, int]]:
+    """[start, end) of each run of ones."""
+    edges = [i for i, (a, b) in enumerate(zip([0, *mask], [*mask, 0], strict=True)) if bool(a) != bool(b)]
+    return list(zip(edges[::2], edges[1::2], strict=True))

@@ -12,6 +12,7 @@ from slime.rollout import sft_rollout
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator, get_response_lengths
 from slime.utils.misc import SingletonMeta
 from slime.utils.types import Sample
+from tests.support.real_tokenizer import real_tokenizer
 from tests.support.rollout_args import rollout_args
 from tests.support.toy_tokenizer import byte_tokenizer
 
@@ -69,6 +70,116 @@ TWO_TURNS = [
 def test_every_turn_with_its_end(kind: str) -> None:
     """M6: all turns, whatever the name of the method."""
     assert trained(CHATML, TWO_TURNS, kind) == ["a1<|im_end|>", "a2<|im_end|>"]
+
+
+CALLS = [
+    {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}},
+    {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}},
+]
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}]
+QWEN_CALLS = (
+    '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call><|im_end|>'
+)
+QWEN3_5_CALLS = (
+    "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>\n"
+    "<tool_call>\n<function=add>\n<parameter=a>\n2\n</parameter>\n</function>\n</tool_call><|im_end|>"
+)
+GLM_CALLS = (
+    "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>\n"
+    "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>2</arg_value>\n</tool_call><|observation|>"
+)
+THINK = "<think>\nhm\n</think>\n\n"
+# Family → what a model sampled in: a thinking answer, then a plain one; and in: thinking with tool calls, an answer.
+FAMILIES = {
+    "qwen2_5": (
+        [THINK + "a<|im_end|>", "b<|im_end|>"],
+        [THINK + "see\n" + QWEN_CALLS, THINK + "done<|im_end|>"],
+    ),
+    "qwen3": (
+        ["a<|im_end|>", "b<|im_end|>"],
+        [THINK + "see\n" + QWEN_CALLS, THINK + "done<|im_end|>"],
+    ),
+    # Its generation prompt opens the thinking block.
+    "qwen3_5": (
+        ["a<|im_end|>", "b<|im_end|>"],
+        ["hm\n</think>\n\nsee\n\n" + QWEN3_5_CALLS, "hm\n</think>\n\ndone<|im_end|>"],
+    ),
+    "glm4": (
+        ["a<|user|>", "b"],
+        ["\n<think>hm</think>\nsee\n" + GLM_CALLS, "\n<think>hm</think>\ndone"],
+    ),
+    "distill_qwen": (["\n\na<｜end▁of▁sentence｜>", "b<｜end▁of▁sentence｜>"], None),
+    # Renders a single call per message, and nothing beside it.
+    "llama3": (
+        [THINK + "a<|eot_id|>", "b<|eot_id|>"],
+        ['{"name": "add", "parameters": {"a": 1}}<|eot_id|>', THINK + "done<|eot_id|>"],
+    ),
+}
+
+
+def trained_by_family(family: str, messages: list[dict[str, Any]], tools: Any = None) -> list[str]:
+    tokenizer = real_tokenizer(family)
+    masks = MultiTurnLossMaskGenerator(tokenizer, "general")
+    ids, mask = masks.get_loss_mask(messages, tools)
+    assert ids == tokenizer.apply_chat_template(messages, tools=tools, return_dict=True)["input_ids"]
+    return masks.get_text_from_loss_mask(ids, mask)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_under_real_templates(family: str) -> None:
+    """M3, M4, M6: what was sampled and the end of each turn; thinking only where the template keeps it."""
+    messages = [turn("system", "s"), turn("user", "u"), turn("assistant", THINK + "a")]
+    messages += [turn("user", "v"), turn("assistant", "b")]
+    assert trained_by_family(family, messages) == FAMILIES[family][0]
+
+
+@pytest.mark.parametrize("family", [family for family, (_, tools) in FAMILIES.items() if tools])
+def test_tool_calls_under_real_templates(family: str) -> None:
+    """M2: calls are trained, their results are not."""
+    calls = CALLS[:1] if family == "llama3" else CALLS
+    messages = [turn("user", "u"), turn("assistant", THINK + "see", tool_calls=calls)]
+    messages += [turn("tool", "1") for _ in calls] + [turn("assistant", THINK + "done")]
+    assert trained_by_family(family, messages, TOOLS) == FAMILIES[family][1]
+
+
+def test_template_arguments() -> None:
+    masks = MultiTurnLossMaskGenerator(real_tokenizer("glm4"), "glm4")
+    messages = [turn("user", "u"), turn("assistant", "a")]
+    ids, _ = masks.get_loss_mask(messages, template_kwargs={"enable_thinking": False})
+    assert masks.tokenizer.decode(ids) == "[gMASK]<sop><|user|>\nu/nothink<|assistant|>\n<think></think>\na"
+
+
+GENERATION = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}<|assistant|>"
+    "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% else %}<|user|>{{ m.content }}{% endif %}"
+    "{% endfor %}"
+)
+
+
+def test_a_template_that_marks_what_it_generates() -> None:
+    assert trained(GENERATION, TWO_TURNS) == ["a1<|im_end|>", "a2<|im_end|>"]
+    left_out = [*TWO_TURNS[:2], turn("assistant", "a1", step_loss_mask=0), *TWO_TURNS[3:]]
+    assert trained(GENERATION, left_out) == ["a2<|im_end|>"]
+    skips_some = GENERATION.replace("{% if m.role == 'assistant' %}", "{% if m.role == 'assistant' and m.content %}")
+    with pytest.raises(ValueError, match="marks 1 stretches as generated for 2 assistant messages"):
+        trained(skips_some, [turn("user", "u"), turn("assistant", ""), turn("assistant", "b", step_loss_mask=0)])
+
+
+def test_results_that_are_rendered_only_behind_a_call() -> None:
+    """Without the call in front of it the result would vanish: the turn is found without what follows."""
+    template = CHATML.replace(
+        "{% for m in messages %}",
+        "{% for m in messages %}{% if m.role != 'tool' or messages[loop.index0 - 1].tool_calls %}",
+    ).replace("{{ m.content }}<|im_end|>\n", "{{ m.content }}{{ m.tool_calls or '' }}<|im_end|>\n{% endif %}")
+    messages = [turn("user", "u"), turn("assistant", "c", tool_calls="!"), turn("tool", "r"), turn("assistant", "d")]
+    assert trained(template, messages) == ["c!<|im_end|>", "d<|im_end|>"]
+
+
+def test_a_template_in_which_turns_cannot_be_told_is_an_error() -> None:
+    template = "{{ messages | map(attribute='content') | join | length }}" + CHATML
+    with pytest.raises(ValueError, match="renders assistant message 2 in a way that can't be told"):
+        trained(template, TWO_TURNS)
 
 
 def test_repeated_text_does_not_confuse() -> None:
@@ -156,6 +267,16 @@ def test_sft_rollout(sft_args: Namespace) -> None:
     assert first.response_length == len(first.loss_mask) and sum(first.loss_mask) == 6
     assert second.response == "a1<|im_end|>\n" and second.loss_mask == [1, 1, 1, 0]
     assert first.reward == 0.0 and first.status is Sample.Status.COMPLETED and first.rollout_log_probs is None
+
+
+def test_sft_names_the_row_that_has_no_mask(sft_args: Namespace) -> None:
+    encoder = sft_rollout._Encoder(sft_args)
+    encoder.tokenizer.chat_template = "{{ messages | map(attribute='content') | join | length }}" + CHATML
+    with pytest.raises(ValueError, match=r"sample 0 .*the chat template renders assistant message 2"):
+        sft_rollout.generate_rollout(sft_args, 0, Conversations(TWO_TURNS))
+    encoder.tokenizer.chat_template = "{{ raise_exception('no system prompt, please') }}"
+    with pytest.raises(ValueError, match=r"sample 0 .*no system prompt, please"):
+        sft_rollout.generate_rollout(sft_args, 0, Conversations(TWO_TURNS))
 
 
 def test_sft_says_what_it_can_t_do(sft_args: Namespace) -> None:

@@ -85,8 +85,8 @@ FLAGS = in_group(
             "--loss-mask-type",
             str,
             "qwen",
-            "chat format of multi-turn loss masks",
-            choices=("qwen", "qwen3", "qwen3_5", "distill_qwen"),
+            "chat format of multi-turn loss masks; one method serves all of them (docs/loss-masks.md)",
+            choices=("general", "qwen", "qwen3", "qwen3_5", "distill_qwen", "glm4", "llama3"),
         ),
     ],
 )
