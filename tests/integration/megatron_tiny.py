@@ -29,7 +29,7 @@ def make_args(hf_checkpoint: str | Path, *, flags: str = "", **attributes: Any) 
     """The parsed flags of a run on the model in `hf_checkpoint`; `attributes` are set afterwards, as they are."""
     from slime.utils.arguments import parse_args
 
-    moe = MOE_FLAGS if Path(hf_checkpoint).name.endswith("_moe") else ""
+    moe = MOE_FLAGS if Path(hf_checkpoint).name == "qwen3_moe" else ""
     devices = f"--actor-num-gpus-per-node {dist.get_world_size()}"
     args = parse_args(argv=f"--hf-checkpoint {hf_checkpoint} {devices} {RUN_FLAGS} {moe} {flags}".split())
     args.load, args.finetune, args.no_load_optim, args.no_load_rng = None, False, False, False
@@ -59,6 +59,23 @@ def forward_logits(model: Sequence[torch.nn.Module], tokens: Tensor) -> Tensor |
     if not parallel_state.is_pipeline_last_stage(ignore_virtual=True):
         return None
     return gather_from_tensor_model_parallel_region(torch.cat([output["logits"] for output in outputs]))
+
+
+@torch.no_grad()
+def packed_logits(model: Sequence[torch.nn.Module], tokens: Tensor) -> Tensor:
+    """The same for one stage, from the rows of `tokens` packed into one sequence, as training has them."""
+    from megatron.core.packed_seq_params import PackedSeqParams
+    from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+
+    rows, length = tokens.shape
+    bounds = torch.arange(0, (rows + 1) * length, length, dtype=torch.int32)
+    packed = PackedSeqParams(
+        qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=length, max_seqlen_kv=length
+    )
+    logits = model[0](
+        input_ids=tokens.reshape(1, -1), position_ids=None, attention_mask=None, packed_seq_params=packed
+    )
+    return gather_from_tensor_model_parallel_region(logits).reshape(rows, length, -1)
 
 
 def train_step(args: Any, model: Sequence[torch.nn.Module], optimizer: Any, scheduler: Any, step: int) -> list[float]:

@@ -10,24 +10,29 @@ from tiny_hf import MODELS, make_model
 
 from tests.support.gloo_world import GlooWorld
 
-ONE_PROCESS = [
-    "single_qwen3_tied",
-    "single_qwen3",
-    "single_qwen2",
-    "single_llama",
-    "single_qwen3_moe",
-    "freeze",
-    "bad_hf",
-]
-TWO_PROCESSES = [
-    "tp2_qwen3_tied",
-    "tp2_qwen2",
-    "pp2_qwen3",
-    "pp2_vpp2_qwen3_tied",
-    "dp2_llama",
-    "ep2_qwen3_moe",
-    "sync_chunks",
-]
+LAYOUTS = {
+    "one process": "",
+    "dp2": "",
+    "tp2": weight_scenarios.TP2,
+    "pp2": weight_scenarios.PP2,
+    "pp2 vpp2": weight_scenarios.PP2_VPP2,
+    "ep2": weight_scenarios.EP2,
+    "tp2 ep2": weight_scenarios.TP2_EP2,
+    "tp2 etp2": weight_scenarios.ETP2,
+}
+DENSE = ["qwen3_tied", "qwen2", "llama", "glm4", "glm4_tied"]
+EXPERTS = ["qwen3_moe", "qwen2_moe", "glm4_moe", "deepseek_v3", "moonlight"]
+TWO_PROCESSES = {
+    "tp2": DENSE,
+    "pp2": ["qwen3", *DENSE, *EXPERTS],
+    "pp2 vpp2": ["qwen3_tied", "glm4", "deepseek_v3"],
+    "dp2": ["llama"],
+    "ep2": EXPERTS,
+    "tp2 ep2": EXPERTS,
+    "tp2 etp2": EXPERTS,
+}
+CASES = [("one process", name) for name in MODELS]
+CASES += [(layout, name) for layout, names in TWO_PROCESSES.items() for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +43,18 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"models": str(root / "models"), "out": str(root / "out"), "root": str(root)}
 
 
-@pytest.mark.parametrize("name", ONE_PROCESS)
+@pytest.mark.parametrize(("layout", "name"), CASES)
+def test_round_trip(gloo_world: Callable[[int], GlooWorld], context: dict[str, str], layout: str, name: str) -> None:
+    """Each family, tied and untied (C8), from one file and from many, alone and split in every way."""
+    size = 1 if layout == "one process" else 2
+    gloo_world(size).run(weight_scenarios.check_round_trip, context, name, LAYOUTS[layout])
+
+
+@pytest.mark.parametrize("name", ["freeze", "bad_hf"])
 def test_one_process(gloo_world: Callable[[int], GlooWorld], context: dict[str, str], name: str) -> None:
-    """Each family, tied and untied, from one file and from many (C8); bad directories are refused."""
+    """Bad directories are refused, and parameters frozen by name."""
     gloo_world(1).run(getattr(weight_scenarios, f"scenario_{name}"), context)
 
 
-@pytest.mark.parametrize("name", TWO_PROCESSES)
-def test_two_processes(gloo_world: Callable[[int], GlooWorld], context: dict[str, str], name: str) -> None:
-    """The same under tensor, pipeline (also interleaved), data and expert parallelism."""
-    gloo_world(2).run(getattr(weight_scenarios, f"scenario_{name}"), context)
+def test_sync_chunks(gloo_world: Callable[[int], GlooWorld], context: dict[str, str]) -> None:
+    gloo_world(2).run(weight_scenarios.scenario_sync_chunks, context)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron_tiny import forward_logits, init_layout, make_args
+from megatron_tiny import forward_logits, init_layout, make_args, packed_logits
 from safetensors.torch import load_file
 
 from slime.backends.megatron_utils.hf_checkpoint_saver import save_hf_model_to_path
@@ -20,6 +20,10 @@ TP2 = "--tensor-model-parallel-size 2"
 PP2 = "--pipeline-model-parallel-size 2"
 PP2_VPP2 = f"{PP2} --num-layers-per-virtual-pipeline-stage 1"
 EP2 = "--expert-model-parallel-size 2"
+TP2_EP2 = (
+    "--tensor-model-parallel-size 2 --sequence-parallel --expert-model-parallel-size 2 --expert-tensor-parallel-size 1"
+)
+ETP2 = "--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 2"
 
 
 def check_round_trip(context: dict[str, str], name: str, flags: str = "") -> None:
@@ -30,11 +34,15 @@ def check_round_trip(context: dict[str, str], name: str, flags: str = "") -> Non
     model, optimizer, _, iteration = initialize_model_and_optimizer(args)
     assert optimizer is not None and iteration == -1
     reference = torch.load(source / "reference.pt")
-    logits = forward_logits(model, reference["tokens"])
-    if logits is not None:
+    outputs = {"padded": forward_logits(model, reference["tokens"])}
+    if args.pipeline_model_parallel_size == 1:
+        outputs["packed"] = packed_logits(model, reference["tokens"])
+    for kind, logits in outputs.items():
+        if logits is None:
+            continue
         assert (logits[..., args.vocab_size :] < -1e3).all(), "padded tokens take part in the softmax"
         difference = (logits[..., : args.vocab_size] - reference["logits"]).abs().max().item()
-        assert difference < 1e-4, f"logits differ by {difference}"
+        assert difference < 1e-4, f"{kind} logits differ by {difference}"
     target = Path(context["out"]) / f"{name}{flags.replace(' ', '_')}_{dist.get_world_size()}"
     save_hf_model_to_path(args, target, model)
     assert_same_weights(read_all(source), read_all(target))
@@ -51,50 +59,6 @@ def assert_same_weights(expected: dict[str, torch.Tensor], actual: dict[str, tor
     assert expected.keys() == actual.keys(), f"names differ: {expected.keys() ^ actual.keys()}"
     for name, tensor in expected.items():
         assert torch.equal(tensor, actual[name]), f"{name} differs"
-
-
-def scenario_single_qwen3_tied(context: dict[str, str]) -> None:
-    check_round_trip(context, "qwen3_tied")
-
-
-def scenario_single_qwen3(context: dict[str, str]) -> None:
-    check_round_trip(context, "qwen3")
-
-
-def scenario_single_qwen2(context: dict[str, str]) -> None:
-    check_round_trip(context, "qwen2")
-
-
-def scenario_single_llama(context: dict[str, str]) -> None:
-    check_round_trip(context, "llama")
-
-
-def scenario_single_qwen3_moe(context: dict[str, str]) -> None:
-    check_round_trip(context, "qwen3_moe")
-
-
-def scenario_tp2_qwen3_tied(context: dict[str, str]) -> None:
-    check_round_trip(context, "qwen3_tied", flags=TP2)
-
-
-def scenario_tp2_qwen2(context: dict[str, str]) -> None:
-    check_round_trip(context, "qwen2", flags=TP2)
-
-
-def scenario_pp2_qwen3(context: dict[str, str]) -> None:
-    check_round_trip(context, "qwen3", flags=PP2)
-
-
-def scenario_pp2_vpp2_qwen3_tied(context: dict[str, str]) -> None:
-    check_round_trip(context, "qwen3_tied", flags=PP2_VPP2)
-
-
-def scenario_dp2_llama(context: dict[str, str]) -> None:
-    check_round_trip(context, "llama")
-
-
-def scenario_ep2_qwen3_moe(context: dict[str, str]) -> None:
-    check_round_trip(context, "qwen3_moe", flags=EP2)
 
 
 def scenario_sync_chunks(context: dict[str, str]) -> None:

@@ -85,16 +85,26 @@ def test_each_row_binds_under_all_its_names(model_type: str) -> None:
     family = FAMILIES[model_type]
     for row in family.weights:
         for name in row.megatron_names:
-            bound = family.bind(name.format(layer=12, expert=3))
+            bound = family.bind(name.format(layer=12, expert=3, mtp=1), num_layers=40)
             assert bound.row is row
             assert all("{" not in hf_name for hf_name in bound.hf_names)
             assert bound.is_expert == ("{expert}" in name)
 
 
+def test_mtp_layers_are_numbered_on() -> None:
+    family = get_family("deepseek_v3")
+    bound = family.bind("mtp.layers.0.transformer_layer.mlp.experts.local_experts.7.linear_fc2.weight", num_layers=61)
+    assert bound.hf_names == ("model.layers.61.mlp.experts.7.down_proj.weight",) and bound.is_expert
+    assert family.bind("mtp.layers.1.enorm.weight", 61).hf_names == ("model.layers.62.enorm.weight",)
+    assert family.is_mtp("model.layers.61.embed_tokens.weight", 61)
+    assert not family.is_mtp("model.layers.60.mlp.gate.weight", 61)
+    assert not get_family("qwen3").is_mtp("model.layers.61.mlp.gate.weight", 61)
+
+
 def test_unknown_names_say_what_is_known() -> None:
     with pytest.raises(KeyError, match=r"qwen3.*decoder\.layers\.0\.mlp\.mystery"):
         get_family("qwen3").bind("decoder.layers.0.mlp.mystery")
-    with pytest.raises(ValueError, match=r"'bloom'.*llama, qwen2, qwen3"):
+    with pytest.raises(ValueError, match=r"'bloom'.*llama, qwen2, "):
         get_family("bloom")
 
 

@@ -62,7 +62,12 @@ def _select_provider(args: argparse.Namespace) -> ModelProvider:
 
 
 def _default_spec(args: argparse.Namespace, config: Any, vp_stage: int | None) -> Any:
-    return current().layer_spec(config, vp_stage=vp_stage)
+    block = current().layer_spec(config, vp_stage=vp_stage)
+    if not (args.post_self_attn_layernorm or args.post_mlp_layernorm):
+        return block
+    from slime.backends.megatron_utils.post_norms import add_post_norms
+
+    return add_post_norms(block, attention=args.post_self_attn_layernorm, mlp=args.post_mlp_layernorm)
 
 
 def _gpt_model(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from slime.utils.arguments.hf_experts import expert_facts, shared_expert_facts
+from slime.utils.arguments.hf_rotary import rotary_facts
+
 # Facts that are a choice of training rather than of the architecture: a different value on the command line is fine.
 TRAINING_CHOICES = frozenset(
     {
@@ -11,6 +14,7 @@ TRAINING_CHOICES = frozenset(
         "hidden_dropout",
         "max_position_embeddings",
         "moe_aux_loss_coeff",
+        "moe_router_bias_update_rate",
         "moe_router_dtype",
         "moe_router_load_balancing_type",
     }
@@ -22,18 +26,27 @@ _SAME_MEANING = {
     "intermediate_size": "ffn_hidden_size",
     "max_position_embeddings": "max_position_embeddings",
     "moe_intermediate_size": "moe_ffn_hidden_size",
+    "n_routed_experts": "num_experts",
     "num_attention_heads": "num_attention_heads",
     "num_experts": "num_experts",
     "num_experts_per_tok": "moe_router_topk",
     "num_hidden_layers": "num_layers",
     "num_key_value_heads": "num_query_groups",
     "rms_norm_eps": "norm_epsilon",
-    "shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
     "vocab_size": "vocab_size",
+}
+_LATENT_SAME_MEANING = {
+    "kv_lora_rank": "kv_lora_rank",
+    "q_lora_rank": "q_lora_rank",
+    "qk_nope_head_dim": "qk_head_dim",
+    "qk_rope_head_dim": "qk_pos_emb_head_dim",
+    "v_head_dim": "v_head_dim",
 }
 _QK_NORM = frozenset({"qwen3", "qwen3_moe"})
 _QKV_BIAS = frozenset({"qwen2", "qwen2_moe"})
-_PLAIN_DECODERS = frozenset({"llama", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
+LATENT_ATTENTION = frozenset({"deepseek_v3", "glm4_moe_lite", "kimi_k2"})
+_GROUPED_ATTENTION = frozenset({"glm4", "glm4_moe", "llama", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
+_DECODERS = _GROUPED_ATTENTION | LATENT_ATTENTION
 
 
 def config_from_hf(config: dict[str, Any]) -> dict[str, Any]:
@@ -41,18 +54,26 @@ def config_from_hf(config: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         config: the content of config.json. A nested `text_config` is used where there is one.
+
+    Raises:
+        ConfigError: the config asks for something that the trainer can't do, such as an unknown kind of rotary
+            embedding; the message names the key.
     """
     text = config.get("text_config") or config
     facts = {attribute: text[key] for key, attribute in _SAME_MEANING.items() if text.get(key) is not None}
     if "tie_word_embeddings" in text or "tie_word_embeddings" in config:
         tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
         facts["untie_embeddings_and_output_weights"] = not tied
-    facts.update(_heads(text))
-    facts.update(_rotary(text))
-    if text.get("model_type") in _PLAIN_DECODERS:
-        facts.update(_plain_decoder(text))
+    kind = text.get("model_type")
+    facts.update(_latent_attention(text) if kind in LATENT_ATTENTION else _heads(text))
+    facts.update(rotary_facts(text, known=kind in _DECODERS, latent=kind in LATENT_ATTENTION))
+    if kind in _DECODERS:
+        facts.update(_decoder(text))
     if "num_experts" in facts:
-        facts.update(_experts(text, facts))
+        facts.update(expert_facts(text, facts["num_layers"]))
+        facts.update(shared_expert_facts(text))
+    if kind is not None and kind not in _DECODERS:
+        facts.update(_plugin_facts(kind, config))
     return facts
 
 
@@ -76,49 +97,39 @@ def _heads(text: dict[str, Any]) -> dict[str, Any]:
         return {}
     facts: dict[str, Any] = {"group_query_attention": text.get("num_key_value_heads", heads) != heads}
     size = text.get("head_dim")
-    if size is None and text.get("model_type") in _PLAIN_DECODERS:
+    if size is None and text.get("model_type") in _GROUPED_ATTENTION:
         size = text["hidden_size"] // heads
     if size is not None:
         facts["kv_channels"] = size
     return facts
 
 
-def _rotary(text: dict[str, Any]) -> dict[str, Any]:
-    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    facts: dict[str, Any] = {}
-    base = rope.get("rope_theta", text.get("rope_theta"))
-    if base is not None:
-        facts["rotary_base"] = base
-    if rope.get("rope_type", rope.get("type")) == "llama3":
-        facts["use_rope_scaling"] = True
-        facts["rope_scaling_factor"] = rope["factor"]
-    return facts
+def _latent_attention(text: dict[str, Any]) -> dict[str, Any]:
+    """Multi-latent attention: heads of their own sizes, one compressed vector of keys and values."""
+    facts = {attribute: text.get(key) for key, attribute in _LATENT_SAME_MEANING.items()}
+    return {**facts, "multi_latent_attention": True, "group_query_attention": False}
 
 
-def _plain_decoder(text: dict[str, Any]) -> dict[str, Any]:
+def _decoder(text: dict[str, Any]) -> dict[str, Any]:
     kind = text["model_type"]
     return {
         "normalization": "RMSNorm",
         "swiglu": text.get("hidden_act", "silu") == "silu",
         "add_bias_linear": False,
         "add_qkv_bias": kind in _QKV_BIAS or bool(text.get("attention_bias", False)),
-        "qk_layernorm": kind in _QK_NORM,
+        "qk_layernorm": kind in _QK_NORM or kind in LATENT_ATTENTION or bool(text.get("use_qk_norm", False)),
+        "multi_latent_attention": kind in LATENT_ATTENTION,
         "position_embedding_type": "rope",
+        "post_self_attn_layernorm": kind == "glm4",
+        "post_mlp_layernorm": kind == "glm4",
         "attention_dropout": text.get("attention_dropout", 0.0),
         "hidden_dropout": 0.0,
     }
 
 
-def _experts(text: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
-    """Qwen's kinds of mixture: softmax router, experts in every `decoder_sparse_step`-th layer."""
-    step, dense = text.get("decoder_sparse_step", 1), text.get("mlp_only_layers") or []
-    layers = range(facts["num_layers"])
-    pattern = [int(layer not in dense and (layer + 1) % step == 0) for layer in layers]
-    return {
-        "moe_layer_freq": 1 if all(pattern) else pattern,
-        "moe_router_score_function": "softmax",
-        "moe_router_pre_softmax": not text.get("norm_topk_prob", False),
-        "moe_router_load_balancing_type": ["none"],
-        "moe_aux_loss_coeff": [0.0],
-        "moe_router_dtype": "fp32",
-    }
+def _plugin_facts(kind: str, config: dict[str, Any]) -> dict[str, Any]:
+    from slime_plugins.models import find_model_plugin
+
+    plugin = find_model_plugin(kind)
+    facts = getattr(plugin, "config_facts", None)
+    return facts(config) if facts is not None else {}

@@ -72,7 +72,8 @@ def _engine_facts(args: Namespace) -> Namespace | None:
     facts["padded_vocab_size"] = facts["padded_vocab_size"] or facts.get("vocab_size")
     if facts.get("num_query_groups") is None:
         facts["num_query_groups"] = facts.get("num_attention_heads")
-    complete = all(facts.get(name) for name in ("num_layers", "num_query_groups", "kv_channels", "padded_vocab_size"))
+    width = "kv_lora_rank" if facts.get("multi_latent_attention") else "kv_channels"
+    complete = all(facts.get(name) for name in ("num_layers", "num_query_groups", width, "padded_vocab_size"))
     return Namespace(**facts) if complete else None
 
 

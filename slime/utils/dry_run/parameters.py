@@ -88,7 +88,8 @@ def _expert_pattern(args: Namespace) -> list[int]:
 
 def _layer(args: Namespace, has_experts: bool) -> ParameterCount:
     tensor = args.tensor_model_parallel_size
-    dense = 2 * _norm(args, args.hidden_size) + sum(_attention(args))
+    norms = 2 + bool(args.post_self_attn_layernorm) + bool(args.post_mlp_layernorm)
+    dense = norms * _norm(args, args.hidden_size) + sum(_attention(args))
     if not has_experts:
         return ParameterCount(dense + _mlp(args, args.ffn_hidden_size, tensor), 0)
     dense += args.num_experts * args.hidden_size  # the router

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.post_training.modelopt.layers import Linear
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -11,13 +12,16 @@ from slime.backends.megatron_utils.cpu.attention import SdpaCoreAttention
 from slime.backends.megatron_utils.cpu.norm import CpuRMSNorm
 
 _ATTENTION_NORMS = ("q_layernorm", "k_layernorm", "kv_layernorm")
+_DOWN_PROJECTIONS = ("linear_q_down_proj", "linear_kv_down_proj")
 
 
 def cpu_decoder_block_spec(config: TransformerConfig, vp_stage: int | None = None) -> TransformerBlockSubmodules:
     """Spec of this pipeline stage's decoder block (virtual stage `vp_stage`).
 
     Stock modules throughout, but `SdpaCoreAttention` as core attention (the stock one has neither packed sequences nor
-    context parallelism) and, where the model uses RMSNorm, `CpuRMSNorm`.
+    context parallelism) and, where the model uses RMSNorm, `CpuRMSNorm`. The down projections of multi-latent
+    attention are whole on every tensor-parallel rank, as Transformer Engine has them: the stock local ones gather
+    their outputs and lose the other ranks' share of the rotary keys' gradient.
 
     Raises:
         ValueError: LayerNorm together with sequence parallelism, for which no module exists on a CPU.
@@ -31,6 +35,9 @@ def cpu_decoder_block_spec(config: TransformerConfig, vp_stage: int | None = Non
     for layer in block.layer_specs:
         attention = layer.submodules.self_attention.submodules
         attention.core_attention = SdpaCoreAttention
+        for name in _DOWN_PROJECTIONS:
+            if hasattr(attention, name):
+                setattr(attention, name, Linear)
         if rms_norm:
             layer.submodules.input_layernorm = CpuRMSNorm
             layer.submodules.pre_mlp_layernorm = CpuRMSNorm

@@ -1,6 +1,6 @@
 """Model families: one declarative table each, which drives Hugging Face -> Megatron and Megatron -> Hugging Face.
 
-To add a family, write its table in a file here and list it in `FAMILIES`.
+To add a family, write its table in a file here and list it in `FAMILIES`; from outside, see `slime_plugins.models`.
 """
 
 from __future__ import annotations
@@ -8,19 +8,32 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from slime.backends.megatron_utils.families.deepseek import DEEPSEEK_V3
+from slime.backends.megatron_utils.families.glm import GLM4, GLM4_MOE
 from slime.backends.megatron_utils.families.layout import ModelShape, shape_from_model
 from slime.backends.megatron_utils.families.llama import LLAMA
-from slime.backends.megatron_utils.families.qwen import QWEN2, QWEN3, QWEN3_MOE
+from slime.backends.megatron_utils.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
 from slime.backends.megatron_utils.families.table import BoundWeight, Family, Weight
+from slime_plugins.models import find_model_plugin
 
 FAMILIES: dict[str, Family] = {
-    model_type: family for family in (QWEN2, QWEN3, QWEN3_MOE, LLAMA) for model_type in family.model_types
+    model_type: family
+    for family in (QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, LLAMA, GLM4, GLM4_MOE, DEEPSEEK_V3)
+    for model_type in family.model_types
 }
 
 
+def find_family(model_type: str) -> Family | None:
+    """The family of a Hugging Face `model_type`: one of slime's, else a plug-in's, else None."""
+    if model_type in FAMILIES:
+        return FAMILIES[model_type]
+    plugin = find_model_plugin(model_type)
+    return None if plugin is None else plugin.FAMILY
+
+
 def get_family(model_type: str) -> Family:
-    """The family of a Hugging Face `model_type`; ValueError lists the known ones."""
-    family = FAMILIES.get(model_type)
+    """The same; ValueError lists the known ones."""
+    family = find_family(model_type)
     if family is None:
         raise ValueError(f"model_type {model_type!r} has no weight table; known: {', '.join(sorted(FAMILIES))}")
     return family
@@ -45,6 +58,7 @@ __all__ = [
     "ModelShape",
     "Weight",
     "family_of_checkpoint",
+    "find_family",
     "get_family",
     "read_hf_config",
     "shape_from_model",

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
 
 
+_EXPERT_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts")
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelShape:
     """The sizes that the conversions depend on. `vocab_size` is the tokenizer's, without padding rows."""
@@ -53,7 +56,7 @@ class ModelShape:
             num_query_groups=hf_config.get("num_key_value_heads") or heads,
             head_dim=hf_config.get("head_dim") or hf_config["hidden_size"] // heads,
             vocab_size=hf_config["vocab_size"],
-            num_experts=hf_config.get("num_experts") or hf_config.get("num_local_experts") or 0,
+            num_experts=next((hf_config[key] for key in _EXPERT_COUNTS if hf_config.get(key)), 0),
             tied_embeddings=hf_config.get("tie_word_embeddings", False),
         )
 
@@ -125,11 +128,24 @@ class GateUp(Layout):
         return torch.cat([gate for gate, _ in halves] + [up for _, up in halves]) if len(shards) > 1 else shards[0]
 
 
+@dataclasses.dataclass(frozen=True)
+class FusedGateUp(GateUp):
+    """The same, of a checkpoint that already holds gate above up in one tensor."""
+
+    def merge(self, parts: Sequence[Tensor], shape: ModelShape) -> Tensor:
+        (tensor,) = parts
+        return tensor
+
+    def split(self, full: Tensor, shape: ModelShape) -> tuple[Tensor, ...]:
+        return (full,)
+
+
 REPLICATED = Layout()
 COLUMN_PARALLEL = Layout(tp_dim=0)
 ROW_PARALLEL = Layout(tp_dim=1)
 QKV_PARALLEL = QKV()
 GATE_UP_PARALLEL = GateUp()
+FUSED_GATE_UP_PARALLEL = FusedGateUp()
 
 
 def _equal_chunks(tensor: Tensor, count: int, dim: int) -> Sequence[Tensor]:

@@ -1,4 +1,4 @@
-"""Llama 2, 3 and models of the same shape."""
+"""Llama 2, 3 and models of the same shape, such as SmolLM2."""
 
 from __future__ import annotations
 

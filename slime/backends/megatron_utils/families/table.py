@@ -19,9 +19,10 @@ OUTPUT_LAYER = "output_layer.weight"
 class Weight:
     """One row: a Megatron weight, the Hugging Face tensors it is made of, and how.
 
-    Names are global (layers and experts counted over the whole model) and may hold `{layer}` and `{expert}`. The first
-    Megatron name is the one of Megatron's local layer spec; others are those of specs that fuse or group modules
-    (Transformer Engine). `vocab_rows` marks matrices with one row per token, which Megatron pads.
+    Names are global (layers and experts counted over the whole model) and may hold `{layer}`, `{expert}` and `{mtp}`
+    (number of a multi-token-prediction layer); Hugging Face names also `{mtp_layer}`, the same number counted on after
+    the last layer. The first Megatron name is the one of Megatron's local layer spec; others are those of specs that
+    fuse or group modules (Transformer Engine). `vocab_rows` marks matrices with a row per token, which Megatron pads.
     """
 
     megatron: tuple[str, ...] | str
@@ -61,18 +62,26 @@ class BoundWeight:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """A model family: its Hugging Face `model_type`s, its table, and regexes of tensors that carry no weight."""
+    """A model family: its Hugging Face `model_type`s, its table, and regexes of tensors that carry no weight.
+
+    `mtp_hf` matches the tensors of multi-token-prediction layers; its group `layer`, if it has one, counts on after
+    the last layer.
+    """
 
     model_types: tuple[str, ...]
     weights: tuple[Weight, ...]
     unused_hf: tuple[str, ...] = (r"rotary_emb\.inv_freq$",)
+    mtp_hf: str | None = None
 
     @functools.cached_property
     def _patterns(self) -> tuple[tuple[re.Pattern[str], Weight], ...]:
         return tuple((_compile(name), row) for row in self.weights for name in row.megatron_names)
 
-    def bind(self, megatron_name: str) -> BoundWeight:
+    def bind(self, megatron_name: str, num_layers: int | None = None) -> BoundWeight:
         """The row of a weight with this global Megatron name.
+
+        Args:
+            num_layers: of the model; some families need it to name multi-token-prediction layers.
 
         Raises:
             KeyError: the table has no such weight; the message names it and the family.
@@ -80,7 +89,9 @@ class Family:
         for pattern, row in self._patterns:
             match = pattern.fullmatch(megatron_name)
             if match:
-                fields = match.groupdict()
+                fields: dict[str, object] = dict(match.groupdict())
+                if "mtp" in fields and num_layers is not None:
+                    fields["mtp_layer"] = int(match["mtp"]) + num_layers
                 return BoundWeight(row, tuple(name.format(**fields) for name in row.hf_names), "expert" in fields)
         raise KeyError(
             f"the table of {'/'.join(self.model_types)} has no row for the Megatron weight {megatron_name!r}"
@@ -89,9 +100,14 @@ class Family:
     def is_unused(self, hf_name: str) -> bool:
         return any(re.search(pattern, hf_name) for pattern in self.unused_hf)
 
+    def is_mtp(self, hf_name: str, num_layers: int) -> bool:
+        """Whether the tensor belongs to a multi-token-prediction layer of a model with `num_layers` others."""
+        match = re.match(self.mtp_hf, hf_name) if self.mtp_hf else None
+        return match is not None and int(match.groupdict().get("layer", num_layers)) >= num_layers
+
 
 def _compile(name: str) -> re.Pattern[str]:
     pattern = re.escape(name)
-    for field in ("layer", "expert"):
+    for field in ("layer", "expert", "mtp"):
         pattern = pattern.replace(re.escape(f"{{{field}}}"), rf"(?P<{field}>\d+)")
     return re.compile(pattern)

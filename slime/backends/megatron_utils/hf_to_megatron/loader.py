@@ -15,6 +15,7 @@ from slime.backends.megatron_utils.families import (
     Family,
     ModelShape,
     family_of_checkpoint,
+    read_hf_config,
     shape_from_model,
 )
 from slime.backends.megatron_utils.families.table import EMBEDDING, OUTPUT_LAYER
@@ -63,7 +64,7 @@ def _bind(family: Family, name: str, shape: ModelShape, reader: SafetensorReader
     if name == OUTPUT_LAYER:
         tied = shape.tied_embeddings or family.bind(OUTPUT_LAYER).hf_names[0] not in reader.names
         return family.bind(EMBEDDING if tied else OUTPUT_LAYER)
-    return family.bind(name)
+    return family.bind(name, shape.num_layers)
 
 
 def _local_tensor(args: argparse.Namespace, bound: BoundWeight, shape: ModelShape, reader: SafetensorReader) -> Tensor:
@@ -79,7 +80,9 @@ def _check_all_used(family: Family, shape: ModelShape, reader: SafetensorReader,
     leftover = set(reader.names).difference(*used_by_rank)
     if shape.tied_embeddings:
         leftover -= set(family.bind(OUTPUT_LAYER).hf_names)
-    leftover = {name for name in leftover if not family.is_unused(name)}
+    config = read_hf_config(reader.path)
+    layers = (config.get("text_config") or config)["num_hidden_layers"]
+    leftover = {name for name in leftover if not (family.is_unused(name) or family.is_mtp(name, layers))}
     if leftover:
         shown = ", ".join(sorted(leftover)[:8])
         raise ValueError(f"{reader.path} holds {len(leftover)} weights that the model does not use: {shown}, ...")

@@ -27,4 +27,5 @@ def convert_to_hf(
     from slime.backends.megatron_utils.update_weight.common import strip_param_name_prefix
 
     shape = shape or shape_from_model(args, transformer_config_from_args(args))
-    return get_family(model_type).bind(strip_param_name_prefix(name)).to_hf(param, shape)
+    bound = get_family(model_type).bind(strip_param_name_prefix(name), shape.num_layers)
+    return bound.to_hf(param, shape)

@@ -38,7 +38,7 @@ def read_hf_tensors(
     stored = {
         name: entry
         for name, entry in dcp.FileSystemReader(str(iteration_directory)).read_metadata().state_dict_metadata.items()
-        if name.startswith(("decoder.", EMBEDDING, OUTPUT_LAYER)) and hasattr(entry, "size")
+        if name.startswith(("decoder.", "mtp.", EMBEDDING, OUTPUT_LAYER)) and hasattr(entry, "size")
     }
     if not stored:
         raise ValueError(f"{iteration_directory} holds no weights of a GPT model")
@@ -49,7 +49,7 @@ def read_hf_tensors(
         tensor = torch.empty(entry.size, dtype=entry.properties.dtype)
         dcp.load({name: tensor}, storage_reader=dcp.FileSystemReader(str(iteration_directory)), no_dist=True)
         for megatron_name, weight in unstack(name, tensor):
-            chunk.extend(family.bind(megatron_name).to_hf(weight, shape))
+            chunk.extend(family.bind(megatron_name, shape.num_layers).to_hf(weight, shape))
         if sum(part.numel() * part.element_size() for _, part in chunk) >= max_bytes:
             yield chunk
             chunk = []

@@ -79,7 +79,7 @@ class HfWeightIterator:
         for name, tensor in named_params_and_buffers(self._args, self._model):
             if name == OUTPUT_LAYER and self._shape.tied_embeddings:
                 continue  # the last stage's copy of the embedding
-            bound = self._family.bind(name)
+            bound = self._family.bind(name, self._shape.num_layers)
             copies = tensor_parallel_rank_and_size(bound.is_expert)[1] if bound.row.layout.tp_dim is not None else 1
             infos.append(
                 ParamInfo(
@@ -121,7 +121,10 @@ class HfWeightIterator:
     def _gather_and_convert(self, bucket: Sequence[ParamInfo], shards: Sequence[Tensor]) -> NamedTensors:
         gathered, handles = [], []
         for info, shard in zip(bucket, shards, strict=True):
-            is_expert, layout = info.expert_rank is not None, self._family.bind(info.name).row.layout
+            is_expert, layout = (
+                info.expert_rank is not None,
+                self._family.bind(info.name, self._shape.num_layers).row.layout,
+            )
             size = tensor_parallel_rank_and_size(is_expert)[1]
             if size == 1 or layout.tp_dim is None:
                 gathered.append([shard])
@@ -131,7 +134,7 @@ class HfWeightIterator:
         _wait(handles)
         named: NamedTensors = []
         for info, parts in zip(bucket, gathered, strict=True):
-            bound = self._family.bind(info.name)
+            bound = self._family.bind(info.name, self._shape.num_layers)
             named.extend(bound.to_hf(bound.row.layout.gather(parts), self._shape))
         return named
 

@@ -28,8 +28,8 @@ _ARCHITECTURE = in_group(
         flag("--seq-length", positive_int, 4096, "only a placeholder: sequences are packed with their own lengths"),
         flag("--make-vocab-size-divisible-by", positive_int, 128, "the vocabulary is padded to a multiple of it x TP"),
         flag("--spec", str, None, "module and function that give the layer spec or build the model", nargs=2),
-        switch("--post-self-attn-layernorm", "norm after the attention's output projection (GLM-4)", pending=MODELS),
-        switch("--post-mlp-layernorm", "norm after the MLP (GLM-4)", pending=MODELS),
+        switch("--post-self-attn-layernorm", "norm after the attention's output projection (GLM-4)"),
+        switch("--post-mlp-layernorm", "norm after the MLP (GLM-4)"),
         switch("--enable-experimental", "megatron-core's experimental features", pending=MODELS),
     ],
 )

@@ -54,7 +54,9 @@ def apply_facts(context: Context, facts: dict[str, Any], source: str) -> None:
 def _equal(dest: str, given: Any, fact: Any, facts: dict[str, Any]) -> bool:
     if dest == "moe_layer_freq":
         return expand_layer_pattern(given, facts["num_layers"]) == expand_layer_pattern(fact, facts["num_layers"])
-    if isinstance(given, float) or isinstance(fact, float):
+    if dest in ("moe_router_num_groups", "moe_router_group_topk"):
+        return (given or 1) == (fact or 1)
+    if isinstance(given, int | float) and isinstance(fact, int | float):
         return math.isclose(given, fact, rel_tol=1e-6)
     return given == fact
 

@@ -67,6 +67,11 @@ def check_parallel(context: Context) -> None:
         args.use_distributed_optimizer,
         f"{context.name('use_distributed_optimizer')}: the distributed optimizer is always on",
     )
+    context.require(
+        not args.multi_latent_attention or tensor == 1 or args.sequence_parallel,
+        "multi-latent attention with --tensor-model-parallel-size above 1 needs --sequence-parallel: without it "
+        "megatron-core 0.16.1 gives wrong gradients of the shared projections",
+    )
     context.needs("overlap_p2p_comm", "virtual_pipeline_model_parallel_size")
     _check_pipeline(context)
     _check_experts(context)
