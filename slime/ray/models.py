@@ -122,10 +122,14 @@ def _resolve_num_rollout(args: Namespace, per_epoch: int | None) -> None:
 
 
 def save(args: Namespace, rollout_id: int, actor: TrainGroup, manager: ManagerClient) -> None:
-    """Save model and data state after `rollout_id`; the last save waits until everything is on disk."""
-    actor.save_model(rollout_id, force_sync=rollout_id == args.num_rollout - 1)
+    """Save data state and model after `rollout_id`; the last save waits until everything is on disk.
+
+    The data state comes first: a run that is killed in between resumes from the checkpoint before, not from weights
+    whose place in the data is lost.
+    """
     if args.rollout_global_dataset:
         manager.save(rollout_id)
+    actor.save_model(rollout_id, force_sync=rollout_id == args.num_rollout - 1)
 
 
 def send_weights(args: Namespace, actor: TrainGroup, manager: ManagerClient) -> None:

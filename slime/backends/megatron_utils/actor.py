@@ -42,6 +42,7 @@ class MegatronTrainRayActor(TrainRayActor):
         """
         super().init(args, role, with_ref, with_opd_teacher)
         from slime.backends.megatron_utils import initialize
+        from slime.backends.megatron_utils.checkpoint_saving import CheckpointSaver
         from slime.backends.megatron_utils.optimizer import initialize_model_and_optimizer
         from slime.backends.megatron_utils.sleeper import Sleeper
         from slime.observability import logging_utils
@@ -51,6 +52,7 @@ class MegatronTrainRayActor(TrainRayActor):
         if self._is_main_rank:
             logging_utils.init_tracking(args, primary=False)
         self.model, self.optimizer, self.opt_param_scheduler, iteration = initialize_model_and_optimizer(args, role)
+        self._saver = CheckpointSaver(args, self.model, self.optimizer, self.opt_param_scheduler)
         self._sleeper = Sleeper(args, self.model, self.optimizer)
         self.train_parallel_config = self._describe_parallelism()
         self._updater: WeightUpdater | None = None
@@ -137,6 +139,7 @@ class MegatronTrainRayActor(TrainRayActor):
         """
         with inverse_timer("train_wait"), timer("train"):
             self._sleeper.wake_up()
+            self._saver.advance()
             with timer("data_preprocess"):
                 rollout_data = self._fetch(rollout_data_ref)
             result: dict[str, Any]
@@ -182,13 +185,16 @@ class MegatronTrainRayActor(TrainRayActor):
     # -- handing weights on -------------------------------------------------------------------------------------------
 
     def save_model(self, rollout_id: int, force_sync: bool = False) -> None:
-        """Write the checkpoint of iteration `rollout_id`, and with `args.save_hf` the Hugging Face export."""
-        from slime.backends.megatron_utils.checkpoint import save_checkpoint
+        """Write the checkpoint of iteration `rollout_id`, and with `args.save_hf` the Hugging Face export.
+
+        With `args.async_save` the checkpoint is written while training goes on, unless `force_sync`; an error of the
+        writer is raised by the next `train` or `save_model`.
+        """
         from slime.backends.megatron_utils.hf_checkpoint_saver import save_hf_model_to_path
 
         with self._sleeper.awake(), timer("save_model"):
             if self.args.save is not None:
-                save_checkpoint(self.args, rollout_id, self.model, self.optimizer, self.opt_param_scheduler)
+                self._saver.save(rollout_id, in_background=self.args.async_save and not force_sync)
             if self.args.save_hf is not None:
                 save_hf_model_to_path(self.args, self.args.save_hf.format(rollout_id=rollout_id), self.model)
 

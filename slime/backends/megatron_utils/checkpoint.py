@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,14 @@ import torch
 import torch.distributed as dist
 
 from slime.backends.megatron_utils import atomic_directory
+from slime.backends.megatron_utils.checkpoint_directory import (
+    RELEASE,
+    TRACKER_FILE,
+    is_megatron_checkpoint,
+    iteration_directory,
+    resolve_iteration,
+)
+from slime.backends.megatron_utils.checkpoint_saving import CheckpointSaver, write_torch_dist
 from slime.backends.megatron_utils.checkpoint_state import (
     architecture_differences,
     generate_state,
@@ -33,21 +40,21 @@ if TYPE_CHECKING:
     from megatron.core.optimizer import MegatronOptimizer
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+__all__ = [
+    "RELEASE",
+    "TRACKER_FILE",
+    "CheckpointSaver",
+    "is_megatron_checkpoint",
+    "iteration_directory",
+    "load_checkpoint",
+    "resolve_iteration",
+    "save_checkpoint",
+    "write_torch_dist",
+]
+
 logger = logging.getLogger(__name__)
 
-TRACKER_FILE = "latest_checkpointed_iteration.txt"
-RELEASE = "release"
 NO_ITERATION = -1
-
-
-def iteration_directory(root: str | Path, iteration: int | str) -> Path:
-    """`root/iter_0000012`, or `root/release`."""
-    return Path(root) / (RELEASE if iteration == RELEASE else f"iter_{int(iteration):07d}")
-
-
-def is_megatron_checkpoint(path: str | Path | None) -> bool:
-    """Whether `path` is a checkpoint directory (it has a tracker file) or one iteration of one."""
-    return path is not None and ((Path(path) / TRACKER_FILE).is_file() or _is_iteration(Path(path)))
 
 
 def load_checkpoint(
@@ -94,7 +101,6 @@ def load_checkpoint(
     return NO_ITERATION
 
 
-@torch.no_grad()
 def save_checkpoint(
     args: argparse.Namespace,
     iteration: int,
@@ -104,83 +110,9 @@ def save_checkpoint(
 ) -> Path:
     """Write `args.save/iter_%07d` and point the tracker file at it; all ranks take part. Returns the directory.
 
-    The directory is written under another name and renamed when it is complete, so a save that dies leaves the
-    checkpoints before it as they were. `args.no_save_optim` leaves out the optimizer and the schedule,
-    `args.no_save_rng` the random state.
+    See `CheckpointSaver`, which training uses.
     """
-    started = time.monotonic()
-    directory = iteration_directory(args.save, iteration)
-    write_torch_dist(args, directory, iteration, model, optimizer, scheduler)
-    if dist.get_rank() == 0:
-        atomic_directory.write_text(Path(args.save) / TRACKER_FILE, str(iteration))
-        _report("saved %s in %.1f s", directory, time.monotonic() - started)
-    dist.barrier()
-    return directory
-
-
-def write_torch_dist(
-    args: argparse.Namespace,
-    directory: Path,
-    iteration: int,
-    model: Sequence[torch.nn.Module],
-    optimizer: MegatronOptimizer | None,
-    scheduler: OptimizerParamScheduler | None,
-) -> None:
-    """Write one checkpoint as `directory`, which appears when it is complete; the tracker file is not touched."""
-    from megatron.core import dist_checkpointing, parallel_state
-    from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
-
-    from slime.backends.megatron_utils.checkpoint_writer import InProcessTorchDistSave
-
-    if dist.get_rank() == 0:
-        atomic_directory.start_staging(directory)
-    dist.barrier()
-    metadata = sharding_metadata()
-    state = generate_state(
-        args,
-        iteration,
-        model,
-        None if args.no_save_optim else optimizer,
-        scheduler,
-        with_rng=not args.no_save_rng,
-        metadata=metadata,
-        is_loading=False,
-    )
-    replicas = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    strategy = InProcessTorchDistSave()
-    if replicas.size() > 1:  # replicas share the writing
-        strategy = FullyParallelSaveStrategyWrapper(strategy, replicas)
-    staging = atomic_directory.staging_path(directory)
-    dist_checkpointing.save(state, str(staging), strategy, content_metadata=metadata)
-    if dist.get_rank() == 0:
-        atomic_directory.publish_directory(directory)
-    dist.barrier()
-
-
-def resolve_iteration(path: Path, ckpt_step: int | None) -> Path:
-    """The directory of one iteration: `ckpt_step`, else the one that the tracker file names.
-
-    Raises:
-        FileNotFoundError: there is no such iteration; the message lists those there are.
-        ValueError: the tracker file holds neither a number nor `release`.
-    """
-    if _is_iteration(path):
-        return path
-    if ckpt_step is None:
-        content = (path / TRACKER_FILE).read_text().strip()
-        if content != RELEASE and not content.isdigit():
-            raise ValueError(f"{path / TRACKER_FILE} holds {content!r}; expected an iteration number or {RELEASE!r}")
-        directory = iteration_directory(path, content)
-    else:
-        directory = iteration_directory(path, ckpt_step)
-    if not _is_iteration(directory):
-        available = sorted(entry.parent.name for entry in path.glob("*/metadata.json"))
-        raise FileNotFoundError(f"{directory} is no complete checkpoint; {path} has {', '.join(available) or 'none'}")
-    return directory
-
-
-def _is_iteration(path: Path) -> bool:
-    return (path / "metadata.json").is_file() and (path / "common.pt").is_file()
+    return CheckpointSaver(args, model, optimizer, scheduler).save(iteration)
 
 
 def _load_torch_dist(
@@ -194,6 +126,9 @@ def _load_torch_dist(
 ) -> int:
     from megatron.core import dist_checkpointing
 
+    if dist.get_rank() == 0:
+        atomic_directory.restore_replaced(path)
+    dist.barrier()
     directory = resolve_iteration(path, ckpt_step)
     common = dist_checkpointing.load_common_state_dict(str(directory))
     _check_architecture(args, directory, common)
@@ -212,12 +147,25 @@ def _load_torch_dist(
         is_loading=True,
     )
     heads = take_missing_value_heads(args, state, directory)
-    loaded = dist_checkpointing.load(state, str(directory))
+    loaded = _read(args, state, directory)
     for key, head in heads.items():
         loaded[key].update(head)
     _restore(args, loaded, model, optimizer, scheduler, with_optimizer=with_optimizer, weights_only=weights_only)
     _report("loaded %s%s", directory, "" if resumes else " (weights only)")
     return int(common["iteration"]) if resumes else NO_ITERATION
+
+
+def _read(args: argparse.Namespace, state: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """The content of `directory` for the places that `state` names; data-parallel ranks share the reading."""
+    from megatron.core import dist_checkpointing, parallel_state
+    from megatron.core.dist_checkpointing.serialization import get_default_load_sharded_strategy
+    from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelLoadStrategyWrapper
+
+    strategy = get_default_load_sharded_strategy(str(directory))
+    replicas = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    if replicas.size() > 1 and args.ckpt_fully_parallel_load:
+        strategy = FullyParallelLoadStrategyWrapper(strategy, replicas)
+    return dist_checkpointing.load(state, str(directory), strategy, strict=args.dist_ckpt_strictness)
 
 
 @torch.no_grad()  # a float32 distributed optimizer copies into leaves that require gradients

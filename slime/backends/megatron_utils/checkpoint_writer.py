@@ -2,8 +2,8 @@
 
 Written for megatron-core 0.16.1. Its writer hands results over in a queue that a spawned manager process owns (that
 process imports the training script again: 6 to 28 s per run) and forks one process per file out of a process full of
-threads. A synchronous save needs neither: this strategy writes the same files from threads of this process, and the
-results travel in an ordinary queue.
+threads. A save needs neither: this strategy writes the same files from threads of this process, and the results
+travel in an ordinary queue. Megatron's own background writer forks too, and asks for a CUDA device.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ _RELIED_ON = {
 
 
 class InProcessTorchDistSave(TorchDistSaveShardedStrategy):
-    """`torch_dist` save strategy (format version 1) for synchronous saves; the files are Megatron's own format."""
+    """`torch_dist` save strategy (format version 1); the files are Megatron's own format.
 
-    def __init__(self, thread_count: int = 2) -> None:
+    `async_fn` of its requests may run in a thread, and raises what went wrong.
+    """
+
+    def __init__(self, thread_count: int = 2, cached_metadata: bool = False) -> None:
         _check_upstream()
-        super().__init__("torch_dist", 1, thread_count=thread_count)
+        super().__init__("torch_dist", 1, thread_count=thread_count, cached_metadata=cached_metadata)
 
     def async_save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> AsyncRequest:
         with _local_results_queue():
@@ -46,7 +49,10 @@ class InProcessTorchDistSave(TorchDistSaveShardedStrategy):
         transforms = [writer.transforms] if hasattr(writer, "transforms") else []
 
         def write(rank: int, buckets: list[Any], results: queue.Queue[Any]) -> None:
-            results.put(_write_buckets(transforms, buckets))
+            outcome = _write_buckets(transforms, buckets)
+            if isinstance(outcome, Exception):
+                raise outcome
+            results.put(outcome)
 
         return request._replace(async_fn=write)
 

@@ -74,6 +74,9 @@ def _resolve_critic_folders(args: argparse.Namespace, actor: argparse.Namespace)
     """
     if actor.save is not None:
         args.save = str(Path(actor.save) / CRITIC_FOLDER)
+    if actor.keep_checkpoints is not None:
+        # it goes on at the actor's iteration, and the actor's saves end up to two behind its own
+        args.keep_checkpoints = actor.keep_checkpoints + 2
     own = None if actor.resume_folder is None else str(Path(actor.resume_folder) / CRITIC_FOLDER)
     if not is_megatron_checkpoint(own):
         args.load, args.ckpt_step = actor.ref_load or actor.hf_checkpoint, actor.ref_ckpt_step

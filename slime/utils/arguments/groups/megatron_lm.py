@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slime.utils.arguments.flag import flag, in_group, off_switch, positive_int, switch
-from slime.utils.arguments.groups.pending import CHECKPOINTS, MODELS
+from slime.utils.arguments.groups.pending import MODELS
 
 _ARCHITECTURE = in_group(
     "Megatron: architecture",
@@ -103,25 +103,15 @@ _CHECKPOINT = in_group(
     [
         flag("--ckpt-format", str, "torch_dist", "format of checkpoints", choices=("torch_dist",)),
         off_switch(
-            "--no-ckpt-fully-parallel-save",
-            "ckpt_fully_parallel_save",
-            "let one data-parallel rank write everything",
-            pending=CHECKPOINTS,
+            "--no-ckpt-fully-parallel-save", "ckpt_fully_parallel_save", "let one data-parallel rank write everything"
         ),
-        switch(
-            "--ckpt-fully-parallel-load",
-            "share the reading among data-parallel ranks",
-            default=True,
-            pending=CHECKPOINTS,
-        ),
-        switch(
-            "--ckpt-assume-constant-structure", "reuse the plan of the first save", default=True, pending=CHECKPOINTS
-        ),
+        switch("--ckpt-fully-parallel-load", "share the reading among data-parallel ranks", default=True),
+        switch("--ckpt-assume-constant-structure", "reuse the plan of the first save", default=True),
         switch(
             "--use-persistent-ckpt-worker",
-            "keep the background writer of --async-save",
+            "Megatron's background writer process",
             default=None,
-            pending=CHECKPOINTS,
+            pending="--async-save writes from threads of the trainer, which need no process to be kept",
         ),
         flag(
             "--dist-ckpt-strictness",
@@ -134,13 +124,10 @@ _CHECKPOINT = in_group(
                 "log_all",
                 "raise_unexpected",
                 "raise_all",
-                "return_unexpected",
-                "return_all",
                 "ignore_all",
             ),
-            pending=CHECKPOINTS,
         ),
-        switch("--exit-on-missing-checkpoint", "an error where --load has no checkpoint", pending=CHECKPOINTS),
+        switch("--exit-on-missing-checkpoint", "an error where --load has no checkpoint, even if it is also --save"),
     ],
 )
 

@@ -62,9 +62,9 @@ def resolve_loading(context: Context) -> None:
         return
     if args.load is not None and not is_hf_checkpoint(args.load):
         context.require(
-            _same_folder(args.load, args.save),
+            _same_folder(args.load, args.save) and not args.exit_on_missing_checkpoint,
             f"{context.shown('load')} has neither a Megatron checkpoint ({TRACKER}) nor a config.json "
-            "(a folder that is also --save may be empty)",
+            "(a folder that is also --save may be empty without --exit-on-missing-checkpoint)",
         )
         context.require(args.ckpt_step is None, f"{context.shown('ckpt_step')}: {args.load} has no checkpoint yet")
         args.resume_folder = args.load
@@ -96,6 +96,7 @@ def check_saving(context: Context) -> None:
     """A save that would fail hours later fails now."""
     args = context.args
     context.needs("save_interval", "save")
+    context.needs("keep_checkpoints", "save")
     context.needs("use_stateless_adam", "no_save_optim")
     if args.save_hf is not None:
         _check_template(context, "save_hf", {"rollout_id": 0})
