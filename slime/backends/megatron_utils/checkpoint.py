@@ -23,6 +23,7 @@ from slime.backends.megatron_utils.checkpoint_directory import (
     iteration_directory,
     resolve_iteration,
 )
+from slime.backends.megatron_utils.checkpoint_optimizer import fit_optimizer_state
 from slime.backends.megatron_utils.checkpoint_saving import CheckpointSaver, write_torch_dist
 from slime.backends.megatron_utils.checkpoint_state import (
     architecture_differences,
@@ -183,7 +184,7 @@ def _restore(
         unwrap_model(chunk).load_state_dict(loaded["model" if len(model) == 1 else f"model{index}"])
     if with_optimizer:
         assert optimizer is not None and scheduler is not None
-        optimizer.load_state_dict(loaded["optimizer"])
+        optimizer.load_state_dict(fit_optimizer_state(optimizer, loaded["optimizer"]))
         restore_scheduler(args, scheduler, loaded["opt_param_scheduler"])
     elif optimizer is not None and not weights_only:
         optimizer.reload_model_params()

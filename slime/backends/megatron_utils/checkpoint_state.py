@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from slime.backends.megatron_utils.checkpoint_optimizer import create_missing_moments
 from slime.backends.megatron_utils.rng_state import get_rng_state
 from slime.backends.megatron_utils.update_weight.common import unwrap_model
 from slime.backends.megatron_utils.value_head import has_value_head
@@ -26,7 +27,7 @@ _ARCHITECTURE = (
     "num_experts",
     "untie_embeddings_and_output_weights",
 )
-_DIFFERS_BY_RANK = ("rank", "local_rank")
+_OF_ONE_PROCESS = ("rank", "local_rank", "run_id", "log_dir")
 
 
 def generate_state(
@@ -53,7 +54,7 @@ def generate_state(
         state[key] = unwrap_model(chunk).sharded_state_dict(metadata=metadata)
     if optimizer is not None:
         assert scheduler is not None
-        _create_missing_moments(optimizer)
+        create_missing_moments(optimizer)
         state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=metadata)
         state["opt_param_scheduler"] = scheduler.state_dict()
     if with_rng:
@@ -93,7 +94,7 @@ def parallel_layout() -> dict[str, int]:
 def plain_args(args: argparse.Namespace) -> argparse.Namespace:
     """The values of `args` that any reader can unpickle, alike on all ranks."""
     return argparse.Namespace(
-        **{key: value for key, value in vars(args).items() if key not in _DIFFERS_BY_RANK and _is_plain(value)}
+        **{key: value for key, value in vars(args).items() if key not in _OF_ONE_PROCESS and _is_plain(value)}
     )
 
 
@@ -141,13 +142,6 @@ def _without_effect(schedule: dict[str, Any]) -> list[str]:
     """Lengths that a schedule has but does not use: a run with more rollouts may follow one that is complete."""
     names = ["lr_decay_steps"] if schedule["lr_decay_style"] == "constant" else []
     return [*names, "wd_incr_steps"] if schedule["start_wd"] == schedule["end_wd"] else names
-
-
-def _create_missing_moments(optimizer: MegatronOptimizer) -> None:
-    """Adam's moments, which come into being with the first step: zeros, so that a run can be saved before it."""
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        if part.optimizer is not None and len(part.optimizer.state) == 0:
-            part.init_state_fn(part.optimizer, part.config)
 
 
 def _follow_scheduler(scheduler: OptimizerParamScheduler) -> None:
