@@ -93,7 +93,8 @@ def test_every_accepted_flag_is_read_somewhere() -> None:
     read = set().union(*map(attributes_read, files))
     read |= {attribute_of(field.name) for group in source_fields().values() for field in group}
     accepted = {entry.dest for entry in (*SLIME_FLAGS, *MEGATRON_LM_FLAGS) if entry.pending is None}
-    inside = {"config", "custom_config_path", "dry_run"}  # what the argument package itself is told
+    # what the argument package itself is told
+    inside = {"config", "custom_config_path", "dry_run", "exit_on_missing_checkpoint"}
     assert accepted - read - ONE_VALUE - inside == set(DECIDES)
 
 

@@ -181,12 +181,14 @@ def test_rollout_count_wins_over_epochs(base: BaseConfig, caplog: pytest.LogCapt
     assert "--num-rollout counts" in caplog.text
 
 
-def test_load_resumes_from_a_checkpoint(base: BaseConfig) -> None:
+def test_load_resumes_from_a_checkpoint(base: BaseConfig, capsys: pytest.CaptureFixture[str]) -> None:
     """C1: a Megatron checkpoint decides the first rollout itself; optimiser and RNG come along."""
     folder = base.folder / "ckpt"
     folder.mkdir()
     args = base.parse("--load", folder, "--save", folder)
     assert (args.load, args.start_rollout_id, args.finetune) == (args.hf_checkpoint, 0, True)
+    words = ("--load", folder, "--save", folder, "--exit-on-missing-checkpoint")
+    assert "has neither a Megatron checkpoint" in refused(base, capsys, *words)
     (folder / "latest_checkpointed_iteration.txt").write_text("4")
     args = base.parse("--load", folder, "--save", folder)
     assert (args.load, args.start_rollout_id, args.finetune, args.no_load_optim) == (str(folder), None, False, False)
