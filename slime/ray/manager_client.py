@@ -17,6 +17,7 @@ class ManagerClient:
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
+        self._coming: dict[int, ray.ObjectRef] = {}
         self._engines: list[ray.ObjectRef] | None = None  # of which one fails when an engine dies
 
     def get_num_rollout_per_epoch(self) -> int | None:
@@ -25,6 +26,18 @@ class ManagerClient:
     def generate(self, rollout_id: int) -> Any:
         """See `RolloutManager.generate`."""
         return self._call(self.handle.generate, rollout_id)
+
+    def start_generate(self, rollout_id: int) -> None:
+        """Begin a rollout. The manager does everything else that it is asked for afterwards."""
+        self._coming = {rollout_id: self.handle.generate.remote(rollout_id)}
+
+    def generated(self, rollout_id: int) -> Any:
+        """What `generate` would return, of the rollout that was begun last."""
+        return self._wait(self._coming[rollout_id])
+
+    def keeps_generating(self) -> bool:
+        """See `RolloutManager.keeps_generating`."""
+        return self._call(self.handle.keeps_generating)
 
     def eval(self, rollout_id: int) -> dict[str, Any]:
         """See `RolloutManager.eval`."""
@@ -49,9 +62,11 @@ class ManagerClient:
         self._call(self.handle.check_weights, action)
 
     def _call(self, method: Any, *method_args: Any) -> Any:
+        return self._wait(method.remote(*method_args))
+
+    def _wait(self, answer: ray.ObjectRef) -> Any:
         if self._engines is None:
             self._engines = ray.get(self.handle.watch_engines.remote())
-        answer = method.remote(*method_args)
         while True:
             (done, *_), _ = ray.wait([answer, *self._engines], num_returns=1)
             if done == answer:

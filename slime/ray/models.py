@@ -30,9 +30,10 @@ def rollout_manager(args: Namespace, pg: Placement) -> Iterator[ManagerClient]:
     It starts the engines; its methods wait until they are ready. When the run succeeds it stops them; when the run
     fails it is killed at once, and its engines' processes end with it.
     """
-    from slime.ray.rollout import RolloutManager
+    from slime.ray.rollout import CONTROL, RolloutManager
 
-    handle = ray.remote(RolloutManager).options(num_cpus=MANAGER_CPUS).remote(args, pg)
+    remote_cls = ray.remote(concurrency_groups={CONTROL: 1})(RolloutManager)
+    handle = remote_cls.options(num_cpus=MANAGER_CPUS).remote(args, pg)
     try:
         yield ManagerClient(handle)
         ray.get(handle.dispose.remote(), timeout=DISPOSE_TIMEOUT_S)
@@ -122,13 +123,23 @@ def _resolve_num_rollout(args: Namespace, per_epoch: int | None) -> None:
 
 
 def save(args: Namespace, rollout_id: int, actor: TrainGroup, manager: ManagerClient) -> None:
-    """Save data state and model after `rollout_id`; the last save waits until everything is on disk.
+    """Save data state and model after `rollout_id`.
 
     The data state comes first: a run that is killed in between resumes from the checkpoint before, not from weights
     whose place in the data is lost.
     """
+    save_data_state(args, rollout_id, manager)
+    save_models(args, rollout_id, actor)
+
+
+def save_data_state(args: Namespace, rollout_id: int, manager: ManagerClient) -> None:
+    """Save from where a run that resumes after `rollout_id` takes its prompts: call it before the next rollout."""
     if args.rollout_global_dataset:
         manager.save(rollout_id)
+
+
+def save_models(args: Namespace, rollout_id: int, actor: TrainGroup) -> None:
+    """Save the models after `rollout_id`; the last save waits until everything is on disk."""
     actor.save_model(rollout_id, force_sync=rollout_id == args.num_rollout - 1)
 
 

@@ -22,8 +22,12 @@ from slime.utils.types import Sample
 logger = logging.getLogger(__name__)
 
 
+CONTROL = "control"  # methods that are answered while a rollout is generated
+
+
 class RolloutManager:
-    """One per run, on a CPU. Its methods are called by the driver and by trainers, one at a time."""
+    """One per run, on a CPU. Its methods are called by the driver and by trainers, one at a time; beside them those of
+    the concurrency group `CONTROL`, also one at a time."""
 
     def __init__(self, args: Namespace, pg: Placement) -> None:
         logging_utils.configure_logger(args, "rollout-manager")
@@ -87,6 +91,10 @@ class RolloutManager:
             )
         return rollout_metrics.log_eval_rollout_data(rollout_id, self.args, output.data, output.metrics)
 
+    def keeps_generating(self) -> bool:
+        """Whether the rollout function generates between its calls too, so that weights must be sent meanwhile."""
+        return bool(getattr(self.generate_rollout, "keeps_generating", False))
+
     # -- state --------------------------------------------------------------------------------------------------------
 
     def save(self, rollout_id: int) -> None:
@@ -106,6 +114,7 @@ class RolloutManager:
         """The first server whose weights are trained."""
         return next((server for server in self.servers.values() if server.update_weights), None)
 
+    @ray.method(concurrency_group=CONTROL)
     def get_updatable_engines_and_lock(self) -> tuple[list[Any], Any, int, list[int], list[int], list[dict[str, Any]]]:
         """Engines that receive weights, the lock around them, how many are new, and their devices and layout."""
         server = self.server
@@ -120,6 +129,7 @@ class RolloutManager:
             server.engine_parallel_configs,
         )
 
+    @ray.method(concurrency_group=CONTROL)
     def clear_updatable_num_new_engines(self) -> None:
         if self.server is not None:
             self.server.num_new_engines = 0
@@ -145,6 +155,7 @@ class RolloutManager:
         if self.server is not None:
             self.server.check_weights(action)
 
+    @ray.method(concurrency_group=CONTROL)
     def watch_engines(self) -> list[ray.ObjectRef]:
         """References of which one fails as soon as an engine dies."""
         return [ref for server in self.servers.values() for ref in server.watch()]

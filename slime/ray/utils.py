@@ -11,6 +11,8 @@ import ray
 
 logger = logging.getLogger(__name__)
 
+_LOCK_POLL_S = 0.02
+
 
 def get_all(refs: Sequence[ray.ObjectRef], *, timeout: float | None = None, what: str = "remote calls") -> list[Any]:
     """Results of `refs` in order. Raises as soon as one of them fails, also while others still run.
@@ -48,3 +50,21 @@ class Lock:
         if self._holder is None:
             raise RuntimeError("the lock is released but nobody holds it")
         self._holder = None
+
+
+def acquire(lock: Any, holder: str, timeout: float) -> None:
+    """Take a `Lock` actor's lock.
+
+    Raises:
+        TimeoutError: it was not free within `timeout` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    while not get_all([lock.acquire.remote(holder)], timeout=timeout, what=f"the lock for {holder}")[0]:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{holder} did not get the lock of the engines within {timeout:.0f} s")
+        time.sleep(_LOCK_POLL_S)
+
+
+def release(lock: Any) -> None:
+    """Give back what `acquire` took."""
+    lock.release.remote()

@@ -6,7 +6,6 @@ import threading
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from slime.backends.sglang_utils.control_client import ControlClient
 from slime.backends.sglang_utils.server_args import EngineAddress, EngineShape, compute_layers
@@ -66,13 +65,14 @@ class SharedEngine:
     def _start(self) -> ServerProcess:
         with self._lock:
             if self._process is None:
-                device = accelerator.current()
-                self._process = ServerProcess(
-                    self._layers(device.engine_server_args()), device.engine_env(), self._log_path
-                )
+                self._process = start_server(self._model.path(), self._log_path)
             return self._process
 
-    def _layers(self, device_settings: dict[str, Any]) -> Any:
-        args = Namespace(hf_checkpoint=str(self._model.path()), seed=1, offload_rollout=False)
-        address = EngineAddress("127.0.0.1", get_free_port(), get_free_port())
-        return compute_layers(args, 0, EngineShape(num_gpus=1), address, device_settings)
+
+def start_server(model_dir: Path, log_path: Path, num_gpus: int = 1) -> ServerProcess:
+    """Start a server on `num_gpus` tensor-parallel ranks without waiting for it; `stop` it."""
+    device = accelerator.current()
+    args = Namespace(hf_checkpoint=str(model_dir), seed=1, offload_rollout=False)
+    address = EngineAddress("127.0.0.1", get_free_port(), get_free_port())
+    layers = compute_layers(args, 0, EngineShape(num_gpus=num_gpus), address, device.engine_server_args())
+    return ServerProcess(layers, device.engine_env(), log_path)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slime.utils.arguments import ConfigError, parse_megatron_role_args, slime_validate_args
+from slime.utils.arguments import ConfigError, parse_args, parse_megatron_role_args, slime_validate_args
 from tests.support.base_config import HF_CONFIG, BaseConfig
 
 
@@ -123,11 +123,34 @@ def test_refused(base: BaseConfig, capsys: pytest.CaptureFixture[str], words: li
         ("--num-rollout", "--num-rollout or --num-epoch is needed"),
         ("--prompt-data", "--prompt-data is needed"),
         ("--rollout-max-response-len", "--rollout-max-response-len is needed"),
-        ("--colocate", "give --colocate"),
+        ("--colocate", "--rollout-num-gpus is needed"),
     ],
 )
 def test_needed(base: BaseConfig, capsys: pytest.CaptureFixture[str], missing: str, part: str) -> None:
     assert part in refused(base, capsys, without=(missing,))
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ([], "it can't be run with --colocate (give the engines devices of their own"),
+        (["--rollout-num-gpus", "1", "--offload-rollout"], "it can't be run with --offload-rollout"),
+    ],
+)
+def test_refused_by_the_asynchronous_driver(
+    base: BaseConfig, capsys: pytest.CaptureFixture[str], words: list[str], part: str
+) -> None:
+    with pytest.raises(SystemExit):
+        parse_args(argv=base.argv(*words, without=("--colocate",) if words else ()), rollouts_ahead=1)
+    assert part in capsys.readouterr().err
+
+
+def test_engines_of_their_own(base: BaseConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    """Either driver runs them; only the asynchronous one can send weights more rarely than it trains."""
+    words = base.argv("--rollout-num-gpus", "2", without=("--colocate",))
+    assert not parse_args(argv=words).offload_rollout
+    assert parse_args(argv=[*words, "--update-weights-interval", "3"], rollouts_ahead=1).rollouts_ahead == 1
+    assert "needs train_async.py" in refused(base, capsys, "--update-weights-interval", "3")
 
 
 def test_problems_are_reported_together(base: BaseConfig, capsys: pytest.CaptureFixture[str]) -> None:

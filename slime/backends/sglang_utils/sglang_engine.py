@@ -244,7 +244,13 @@ class SGLangEngine(RayActor):
     # -- weights ------------------------------------------------------------------------------------------------------
 
     def begin_weight_update(self) -> Any:
-        """Open an update; SGLang refuses weights outside of one."""
+        """Open an update; SGLang refuses weights outside of one. One that has failed is closed before."""
+        try:
+            return self._request("POST", "/begin_weight_update", {})
+        except ControlError as error:
+            if error.status != 400 or "already open" not in str(error):
+                raise
+        self.end_weight_update()
         return self._request("POST", "/begin_weight_update", {})
 
     def end_weight_update(self) -> Any:

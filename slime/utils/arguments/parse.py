@@ -19,7 +19,9 @@ from slime.utils.arguments.yaml_config import merge_yaml_files
 
 
 def parse_args(
-    add_custom_arguments: AddCustomArguments | None = None, argv: Sequence[str] | None = None
+    add_custom_arguments: AddCustomArguments | None = None,
+    argv: Sequence[str] | None = None,
+    rollouts_ahead: int = 0,
 ) -> argparse.Namespace:
     """The configuration of a run, complete and checked, from the command line (`argv`, or the process's own).
 
@@ -29,6 +31,7 @@ def parse_args(
 
     Args:
         add_custom_arguments: adds options of one's own to the parser that it is given.
+        rollouts_ahead: by how many rollouts the driver lets sampling run ahead of training: 1 in `train_async.py`.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -40,6 +43,7 @@ def parse_args(
             raise SystemExit(0)
         settings = merge_yaml_files(parse_command_line(words, table), table)
         args = namespace_of(settings, table)
+        args.rollouts_ahead = rollouts_ahead
         _resolve_and_check(args, table)
     except ConfigError as error:
         exit_with(error)

@@ -36,6 +36,7 @@ SLIME_RULES: tuple[Rule, ...] = (
     loading.check_saving,
     loading.check_dumps,
     placement.check_devices,
+    placement.check_driver,
     batches.check_batches,
     batches.check_lengths,
     batches.check_prompt_data,

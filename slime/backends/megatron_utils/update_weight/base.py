@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import abc
+import logging
+import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from slime.backends.megatron_utils.update_weight import verify
+from slime.backends.megatron_utils.update_weight.engine_calls import call_all, call_engines, on_first_rank
 from slime.backends.megatron_utils.update_weight.hf_weight_iterator import HfWeightIterator
+
+logger = logging.getLogger(__name__)
 
 WeightsGetter = Callable[[], Mapping[str, Tensor]]
 
 
 class WeightUpdater(abc.ABC):
     """Sends the trainer's weights to the engines. Every rank has one, and every rank calls every method.
+
+    An update is: prepare -> pause -> flush -> transfer -> name the version -> continue. The version is named last:
+    weights that are only partly there never bear the new one. A transport says how to prepare and to transfer.
 
     Args:
         model: this rank's model chunks.
@@ -32,6 +42,8 @@ class WeightUpdater(abc.ABC):
         self._weights_getter = weights_getter
         self._iterator = HfWeightIterator(args, model)
         self._metrics: dict[str, float] = {}
+        self._engines: Sequence[Any] = ()
+        self._verified = False
 
     @abc.abstractmethod
     def connect_rollout_engines(
@@ -44,17 +56,53 @@ class WeightUpdater(abc.ABC):
     ) -> None:
         """Use these engines from now on (actor handles, devices of each, first device of each)."""
 
-    @abc.abstractmethod
+    def disconnect_rollout_engines(self) -> None:
+        """Forget the engines."""
+        self._engines = ()
+
+    @torch.no_grad()
     def update_weights(self) -> None:
         """Send all weights; when it returns, every engine generates with them and names their version.
 
-        Raises:
-            An engine's error, also when a later call would repair it: no engine goes on with mixed weights.
-        """
+        Requests that run meanwhile are treated as --pause-generation-mode says.
 
-    def disconnect_rollout_engines(self) -> None:
-        """Forget the engines."""
+        Raises:
+            WeightUpdateError: on every rank. The engines stay paused until an update succeeds: no engine goes on with
+                mixed weights.
+        """
+        started = time.monotonic()
+        self.weight_version += 1
+        weights = self._weights_getter()
+        self._prepare(weights)
+        self._pause_engines()
+        self._transfer(weights)
+        on_first_rank(lambda: call_all(self._engines, "set_weight_version", str(self.weight_version)))
+        if self.args.check_weight_update_equal and not self._verified:
+            verify.verify_engines(self.args, self._iterator.chunks(weights), self._engines, self.weight_version)
+            self._verified = True
+        call_engines(self._engines, "continue_generation")
+        if dist.get_rank() == 0:
+            size, seconds = self._iterator.total_bytes / 1e6, time.monotonic() - started
+            logger.info("weights %d: %.1f MB to the engines in %.2f s", self.weight_version, size, seconds)
+
+    def _prepare(self, weights: Mapping[str, Tensor]) -> None:
+        """What can be done while engines still generate."""
         return
+
+    @abc.abstractmethod
+    def _transfer(self, weights: Mapping[str, Tensor]) -> None:
+        """Load the weights into the paused engines."""
+
+    def _pause_engines(self) -> None:
+        """Stop generation, and drop the KV cache that the old weights made (unless running requests keep theirs)."""
+        mode = self.args.pause_generation_mode
+
+        def pause() -> None:
+            call_all(self._engines, "pause_generation", mode)
+            if mode != "in_place":
+                call_all(self._engines, "flush_cache")
+
+        on_first_rank(pause)
 
     def pop_metrics(self) -> dict[str, float]:
         """Figures of the last update, for the log; empty on ranks that have none."""
@@ -66,13 +114,16 @@ def create_updater(args: Namespace, model: Sequence[torch.nn.Module], weights_ge
     """The updater for the run's transport.
 
     Raises:
-        NotImplementedError: trainers and engines on different devices.
+        NotImplementedError: a transport that isn't built.
     """
-    if args.colocate and args.update_weight_transport == "nccl" and args.update_weight_mode == "full":
-        from slime.backends.megatron_utils.update_weight.from_tensor import UpdateWeightFromTensor
+    if args.update_weight_transport == "nccl" and args.update_weight_mode == "full":
+        if args.colocate:
+            from slime.backends.megatron_utils.update_weight.from_tensor import UpdateWeightFromTensor
 
-        return UpdateWeightFromTensor(args, model, weights_getter)
+            return UpdateWeightFromTensor(args, model, weights_getter)
+        from slime.backends.megatron_utils.update_weight.from_distributed import UpdateWeightFromDistributed
+
+        return UpdateWeightFromDistributed(args, model, weights_getter)
     raise NotImplementedError(
-        "weights can be sent to colocated engines only so far: give --colocate "
-        f"(--update-weight-transport {args.update_weight_transport}, --update-weight-mode {args.update_weight_mode})"
+        f"--update-weight-transport {args.update_weight_transport}, --update-weight-mode {args.update_weight_mode}"
     )

@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slime.backends.megatron_utils.update_weight import verify
 from slime.backends.megatron_utils.update_weight.base import WeightsGetter, WeightUpdater
+from slime.backends.megatron_utils.update_weight.engine_calls import ENGINE_SECONDS, call_engines
 from slime.backends.megatron_utils.update_weight.tensor_payload import LOAD_FORMAT, TensorPayload
 from slime.ray.utils import get_all
 from slime.utils import accelerator
-from slime.utils.distributed_utils import get_gloo_group
 from slime.utils.reloadable_process_group import new_permanent_group
-
-logger = logging.getLogger(__name__)
-
-ENGINE_SECONDS = 660.0  # longer than an engine waits for its server, so that the engine's error comes first
 
 
 class UpdateWeightFromTensor(WeightUpdater):
-    """The trainers on an engine's devices form a gloo group; its first rank sends one payload per device.
-
-    pause -> flush -> begin -> a bucket after the other -> end -> name the version -> continue. The version is named
-    last: weights that are only partly there never bear the new one.
-    """
+    """The trainers on an engine's devices form a gloo group; its first rank sends one payload per device."""
 
     def __init__(self, args: Namespace, model: Sequence[torch.nn.Module], weights_getter: WeightsGetter) -> None:
         super().__init__(args, model, weights_getter)
-        self._engines: Sequence[Any] = ()
         self._own_engine: Any = None
         self._own_group: dist.ProcessGroup | None = None
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-        self._verified = False
 
     def connect_rollout_engines(
         self,
@@ -64,30 +51,19 @@ class UpdateWeightFromTensor(WeightUpdater):
                 self._own_engine, self._own_group = rollout_engines[index], self._groups[ranks]
 
     def disconnect_rollout_engines(self) -> None:
-        self._engines, self._own_engine = (), None
+        super().disconnect_rollout_engines()
+        self._own_engine = None
 
-    @torch.no_grad()
-    def update_weights(self) -> None:
-        started = time.monotonic()
-        self.weight_version += 1
-        weights = self._weights_getter()
-        self._tell_engines("pause_generation", "flush_cache", "begin_weight_update")
-        sent = sum(self._send(chunk) for chunk in self._iterator.chunks(weights))
-        self._tell_engines("end_weight_update")
-        self._on_first_rank(lambda: self._call_all("set_weight_version", str(self.weight_version)))
-        if self.args.check_weight_update_equal and not self._verified:
-            verify.verify_engines(self.args, self._iterator.chunks(weights), self._engines, self.weight_version)
-            self._verified = True
-        self._tell_engines("continue_generation")
-        if dist.get_rank() == 0:
-            seconds = time.monotonic() - started
-            logger.info("weights %d: %.1f MB to the engines in %.2f s", self.weight_version, sent / 1e6, seconds)
+    def _transfer(self, weights: Mapping[str, Tensor]) -> None:
+        call_engines(self._engines, "begin_weight_update")
+        for chunk in self._iterator.chunks(weights):
+            self._send(chunk)
+        call_engines(self._engines, "end_weight_update")
 
-    def _send(self, chunk: Sequence[tuple[str, Tensor]]) -> int:
-        """Hand one bucket to this rank's engine; its bytes. A rank without an engine only took part in gathering."""
-        size = sum(tensor.numel() * tensor.element_size() for _, tensor in chunk)
+    def _send(self, chunk: Sequence[tuple[str, Tensor]]) -> None:
+        """Hand one bucket to this rank's engine. A rank without an engine only took part in gathering."""
         if self._own_group is None:
-            return size
+            return
         payload = TensorPayload(chunk)
         is_first = dist.get_rank(self._own_group) == 0
         texts: list[str] | None = [""] * dist.get_world_size(self._own_group) if is_first else None
@@ -98,26 +74,6 @@ class UpdateWeightFromTensor(WeightUpdater):
         dist.barrier(self._own_group)  # the payload's memory must stay until the engine has read it
         del payload
         accelerator.current().ipc_collect()
-        return size
-
-    def _tell_engines(self, *methods: str) -> None:
-        """Call methods of all engines, one after the other; no rank goes on before all are done."""
-
-        def call() -> None:
-            for method in methods:
-                self._call_all(method)
-
-        self._on_first_rank(call)
-
-    def _call_all(self, method: str, *method_args: Any) -> None:
-        refs = [getattr(engine, method).remote(*method_args) for engine in self._engines]
-        get_all(refs, timeout=ENGINE_SECONDS, what=f"{method} of the engines")
-
-    @staticmethod
-    def _on_first_rank(action: Callable[[], Any]) -> None:
-        if dist.get_rank() == 0:
-            action()
-        dist.barrier(get_gloo_group())
 
 
 def engine_ranks(counts: Sequence[int], offsets: Sequence[int], world_size: int) -> list[tuple[int, ...]]:

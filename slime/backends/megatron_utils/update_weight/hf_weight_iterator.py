@@ -43,19 +43,35 @@ class HfWeightIterator:
     expert rank) that holds it to all others, then the tensor-parallel shards are gathered and converted by the
     family's table. The order is the same on all ranks and in every call. Tensors may share memory with the weights
     that they come from: read them, don't change them.
+
+    Args:
+        own_stage_only: leave out what other pipeline stages hold, so that stages can send side by side.
     """
 
-    def __init__(self, args: argparse.Namespace, model: Sequence[torch.nn.Module]) -> None:
+    def __init__(
+        self, args: argparse.Namespace, model: Sequence[torch.nn.Module], own_stage_only: bool = False
+    ) -> None:
+        from megatron.core import parallel_state
+
         self._args = args
         self._model = model
         self._family: Family = family_of_checkpoint(args.hf_checkpoint)
         self._shape: ModelShape = shape_from_model(args, unwrap_model(model[0]).config)
         self._infos = _agree_on_infos(self._local_infos())
+        if own_stage_only:
+            stage = parallel_state.get_pipeline_model_parallel_rank()
+            self._infos = [info for info in self._infos if info.pipeline_rank == stage]
+        self._over_stages = parallel_state.get_pipeline_model_parallel_world_size() > 1 and not own_stage_only
         self._buckets = pack_buckets(self._infos, args.update_weight_buffer_size)
 
     @property
     def num_chunks(self) -> int:
         return len(self._buckets)
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all weights that are yielded, with Megatron's padding of the vocabulary."""
+        return sum(info.full_bytes for info in self._infos)
 
     @torch.no_grad()
     def chunks(self, weights: Mapping[str, Tensor] | None = None) -> Iterator[NamedTensors]:
@@ -104,7 +120,7 @@ class HfWeightIterator:
             shard = torch.empty(info.shape, dtype=info.dtype, device=device) if own is None else own.to(device)
             shard = shard.detach().contiguous()
             holds_expert = info.expert_rank is None or info.expert_rank == ps.get_expert_model_parallel_rank()
-            if ps.get_pipeline_model_parallel_world_size() > 1 and holds_expert:
+            if self._over_stages and holds_expert:
                 group = ps.get_pipeline_model_parallel_group()
                 handles.append(dist.broadcast(shard, group=group, group_src=info.pipeline_rank, async_op=True))
             shards.append(shard)

@@ -81,7 +81,7 @@ def layout(named_tensors: Sequence[tuple[str, Tensor]]) -> tuple[list[SimpleName
     return metadata, end
 
 
-def fill(flat: Tensor, named_tensors: Sequence[tuple[str, Tensor]], metadata: Sequence[SimpleNamespace]) -> Tensor:
+def fill(flat: Tensor, named_tensors: Sequence[tuple[str, Tensor]], metadata: Sequence[Any]) -> Tensor:
     """Copy every tensor to its place in the byte tensor `flat`; `flat`."""
     for (_, tensor), entry in zip(named_tensors, metadata, strict=True):
         place = flat[entry.start_idx : entry.end_idx].view(entry.dtype).view(entry.shape)

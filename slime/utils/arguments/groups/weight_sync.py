@@ -27,12 +27,14 @@ FLAGS = in_group(
             pending_choices={"disk": DISAGGREGATED},
         ),
         flag("--update-weight-buffer-size", positive_int, 512 * _MIB, "bytes of one bucket of weights"),
+        flag("--update-weights-interval", positive_int, 1, "sync every N rollouts (asynchronous driver)"),
         flag(
-            "--update-weights-interval",
-            positive_int,
-            1,
-            "sync every N rollouts (asynchronous driver)",
-            pending=DISAGGREGATED,
+            "--pause-generation-mode",
+            str,
+            "retract",
+            "requests that run while weights are replaced: retract: go on with new weights and a new KV cache; "
+            "in_place: go on with the old KV cache; abort: end as aborted",
+            choices=("retract", "in_place", "abort"),
         ),
         switch(
             "--release-train",

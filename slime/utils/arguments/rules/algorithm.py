@@ -22,7 +22,7 @@ def resolve_algorithm(context: Context) -> None:
     context.fill_none("eval_reward_key", args.reward_key)
     context.fill_none("eval_function_path", args.rollout_function_path)
     args.use_critic = args.advantage_estimator == "ppo" and args.num_rollout != 0
-    args.rollouts_ahead = 0  # by how many rollouts sampling is ahead of training; asynchronous drivers set it
+    args.rollouts_ahead = getattr(args, "rollouts_ahead", 0)  # the driver says it
     args.critic_num_nodes = args.actor_num_nodes
     args.critic_num_gpus_per_node = args.actor_num_gpus_per_node
     if args.n_samples_per_prompt == 1:

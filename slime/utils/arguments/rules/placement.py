@@ -62,8 +62,20 @@ def check_devices(context: Context) -> None:
             f"{context.shown('rollout_num_gpus_per_engine')} is more than a node and not a multiple of "
             f"{context.shown('num_gpus_per_node')}",
         )
-    if not (args.colocate or args.debug_train_only or args.debug_rollout_only):
-        context.problems.add(
-            "training on other devices than the engines' is not supported yet: give --colocate "
-            "(or --debug-train-only, --debug-rollout-only)"
+
+
+def check_driver(context: Context) -> None:
+    """What only one of the drivers can do."""
+    args = context.args
+    if args.rollouts_ahead == 0:
+        context.require(
+            args.update_weights_interval == 1,
+            f"{context.shown('update_weights_interval')} needs train_async.py: train.py sends weights every rollout",
+        )
+        return
+    for dest in ("colocate", "offload_rollout"):
+        context.require(
+            not getattr(args, dest),
+            f"train_async.py generates while it trains: it can't be run with {context.name(dest)} "
+            "(give the engines devices of their own with --rollout-num-gpus, or run train.py)",
         )
