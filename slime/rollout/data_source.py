@@ -55,7 +55,8 @@ class RolloutDataSource(DataSource):
 
     Attributes:
         lock: held while groups are handed out, given back or saved; a rollout function may do so from a thread.
-        outstanding: gives the groups that a rollout function still holds at the end of a rollout, to be saved.
+        outstanding: set by a rollout function that holds groups between rollouts. Given a rollout's id it returns
+            those that a checkpoint after it must hold, as nested lists of `Sample.to_dict`.
     """
 
     def __init__(self, args: Any) -> None:
@@ -64,7 +65,7 @@ class RolloutDataSource(DataSource):
         self.sample_index = 0
         self.metadata: dict[str, Any] = {}
         self.lock = threading.RLock()
-        self.outstanding: Callable[[int], list[list[Sample]]] | None = None
+        self.outstanding: Callable[[int], list[Any]] | None = None
         self.prompts = self._open_prompts() if args.rollout_global_dataset else None
 
     @property
@@ -229,12 +230,11 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
 
     def state_dict(self, rollout_id: int | None = None) -> dict[str, Any]:
         held = self.outstanding(rollout_id) if self.outstanding is not None and rollout_id is not None else []
-        waiting = [[sample.to_dict() for sample in group] for group in [*held, *self.buffer]]
-        return super().state_dict(rollout_id) | {"buffer": waiting}
+        return super().state_dict(rollout_id) | {"buffer": [*held, *(_to_dicts(group) for group in self.buffer)]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.buffer = [[Sample.from_dict(sample) for sample in group] for group in state.get("buffer", [])]
+        self.buffer = [_from_dicts(group) for group in state.get("buffer", [])]
 
     def update_metadata(self, metadata: dict[str, Any]) -> None:
         self.metadata.update(metadata)
@@ -257,7 +257,17 @@ def copy_prompt(prompt: Sample) -> Sample:
     """A sample of its own with the prompt's content. Inputs that nobody edits (images) are shared."""
     sample = copy.copy(prompt)
     for name, value in vars(prompt).items():
-        if name != "multimodal_inputs" and isinstance(value, (list, dict)):
-            setattr(sample, name, copy.deepcopy(value) if value else type(value)())
+        if isinstance(value, list) and name != "prompt":
+            setattr(sample, name, list(value))
+        elif name in ("prompt", "metadata", "apply_chat_template_kwargs", "train_metadata", "label"):
+            setattr(sample, name, copy.deepcopy(value) if value else copy.copy(value))
     sample.spec_info, sample.prefix_cache_info = copy.copy(prompt.spec_info), copy.copy(prompt.prefix_cache_info)
     return sample
+
+
+def _to_dicts(group: list[Any]) -> list[Any]:
+    return [_to_dicts(item) if isinstance(item, list) else item.to_dict() for item in group]
+
+
+def _from_dicts(group: list[Any]) -> list[Any]:
+    return [_from_dicts(item) if isinstance(item, list) else Sample.from_dict(item) for item in group]

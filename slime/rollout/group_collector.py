@@ -11,10 +11,8 @@ from slime.observability.progress import Progress
 from slime.rollout.base_types import SampleGroup
 from slime.rollout.filter_hub.base_types import MetricGatherer, call_dynamic_filter, should_drop_dynamic_filter_output
 from slime.rollout.rm_hub import grader_metrics, warn_without_marker
-from slime.utils.misc import load_function
+from slime.utils.misc import iter_leaves, load_function
 from slime.utils.types import Sample
-
-MAX_DROPS_PER_GROUP = 100  # a filter that drops this many times the batch will not fill it
 
 
 class GroupCollector:
@@ -45,7 +43,7 @@ class GroupCollector:
         """Whether the group stays: in the batch, or as surplus.
 
         Raises:
-            RuntimeError: the filter drops so much that the batch won't fill; says what for.
+            RuntimeError: the filter drops more than --dynamic-sampling-max-drops lets it; says what for.
         """
         self.all_groups.append(group)
         output = call_dynamic_filter(self._filter, self.args, group)
@@ -76,29 +74,25 @@ class GroupCollector:
         Args:
             unused: groups that were begun and are neither in the batch nor kept for later.
         """
-        samples = _leaves(self.all_groups)
+        samples = list(iter_leaves(self.all_groups))
         warn_without_marker(self.args, samples)
         counts = {"rollout/unused_groups": unused} if unused else {}
         return self._drops.collect() | dict(self._counts) | counts | grader_metrics(samples)
 
     def _postfix(self) -> dict[str, float]:
-        rewards = [_reward(self.args, sample) for sample in _leaves(self.groups)]
+        rewards = [_reward(self.args, sample) for sample in iter_leaves(self.groups)]
         numbers = [reward for reward in rewards if reward is not None]
         return {"reward": round(statistics.fmean(numbers), 4)} if numbers else {}
 
     def _check_drops(self) -> None:
         dropped = self._drops.drops.total()
-        if dropped > MAX_DROPS_PER_GROUP * self.target:
+        if dropped > self.args.dynamic_sampling_max_drops * self.target:
+            reasons = ", ".join(f"{count} x {reason}" for reason, count in self._drops.drops.most_common())
             raise RuntimeError(
                 f"{self.args.dynamic_sampling_filter_path} dropped {dropped} groups while the batch has"
-                f" {len(self.groups)} of {self.target}: {dict(self._drops.drops)}"
+                f" {len(self.groups)} of {self.target}: {reasons}. The bound is --dynamic-sampling-max-drops"
+                f" {self.args.dynamic_sampling_max_drops} per group of the batch"
             )
-
-
-def _leaves(items: Any) -> list[Sample]:
-    if isinstance(items, Sample):
-        return [items]
-    return [leaf for item in items for leaf in _leaves(item)]
 
 
 def _reward(args: Any, sample: Sample) -> float | None:

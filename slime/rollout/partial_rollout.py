@@ -9,6 +9,7 @@ from slime.observability.trace_utils import trace_next_attempt
 from slime.utils.types import Sample
 
 RETRIES_KEY = "abort_retries"
+LENGTH_KEY = "abort_length"
 MAX_ABORT_RETRIES = 5
 _KEPT_ON_RESET = (
     "group_index", "index", "rollout_id", "prompt", "multimodal_inputs", "apply_chat_template_kwargs", "label",
@@ -24,6 +25,13 @@ def is_unfinished(item: Any) -> bool:
     if isinstance(item, list):
         return any(is_unfinished(part) for part in item)
     return item.status is Sample.Status.ABORTED and not (item.remove_sample and item.reward is not None)
+
+
+def is_finished(item: Any) -> bool:
+    """Whether a sample (or each of a list) has its answer and its reward."""
+    if isinstance(item, list):
+        return all(is_finished(part) for part in item)
+    return item.status is not Sample.Status.PENDING and item.reward is not None and not is_unfinished(item)
 
 
 def can_continue(group: list[Any]) -> bool:
@@ -55,11 +63,16 @@ def mask_off_policy_part(args: Any, sample: Sample) -> None:
 def prepare_retry(group: list[Sample], keep_tokens: bool) -> None:
     """Make a group whose requests an engine aborted ready for another attempt.
 
+    With `keep_tokens` an attempt that brought tokens doesn't count: the answer gets on.
+
     Raises:
         RuntimeError: it was aborted too often.
     """
+    length = sum(sample.response_length for sample in group)
+    grew = keep_tokens and length > group[0].metadata.get(LENGTH_KEY, 0)
     for sample in group:
-        retries = sample.metadata.get(RETRIES_KEY, 0) + 1
+        retries = 0 if grew else sample.metadata.get(RETRIES_KEY, 0) + 1
+        sample.metadata[LENGTH_KEY] = length
         if retries > MAX_ABORT_RETRIES:
             raise RuntimeError(
                 f"{sample.name()}: its group was aborted {retries} times; is something stopping engines?"

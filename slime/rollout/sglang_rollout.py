@@ -263,13 +263,20 @@ async def generate_rollout_async(
         state.reset()
     if args.partial_rollout:
         returned += [group for group in collector.surplus if can_continue(group)]
+    unused = in_flight - len(collector.groups) - len(returned)
+    return finish_batch(args, collector, data_source, unused), returned
+
+
+def finish_batch(
+    args: Namespace, collector: GroupCollector, data_source: Any, unused: int = 0
+) -> RolloutFnTrainOutput:
+    """The collected groups in order of their index, after the hooks of a rollout's end, with their metrics."""
     data = sorted(collector.groups, key=first_index)
     if args.rollout_sample_filter_path:
         load_function(args.rollout_sample_filter_path)(args, data)
     if args.rollout_all_samples_process_path:
         load_function(args.rollout_all_samples_process_path)(args, collector.all_groups, data_source)
-    metrics = collector.metrics(unused=in_flight - len(data) - len(returned))
-    return RolloutFnTrainOutput(samples=data, metrics=metrics), returned
+    return RolloutFnTrainOutput(samples=data, metrics=collector.metrics(unused=unused))
 
 
 def _collect(args: Namespace, state: GenerateState, collector: GroupCollector, group: SampleGroup) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 
@@ -80,6 +80,15 @@ def group_by(iterable: Iterable[Any], key: Callable[[Any], Any] | None = None) -
     for item in iterable:
         groups.setdefault(item if key is None else key(item), []).append(item)
     return groups
+
+
+def iter_leaves(items: Any) -> Iterator[Any]:
+    """What nested lists hold, in order; a thing that is no list is its own leaf."""
+    if isinstance(items, list):
+        for item in items:
+            yield from iter_leaves(item)
+    else:
+        yield items
 
 
 def get_free_port(host: str = "") -> int:

@@ -42,6 +42,7 @@ class FakeEngine:
         self.partial: list[int] = []
         self.workers: list[str] | None = None
         self.port = 0
+        self.version = "3"
 
     async def __aenter__(self) -> FakeEngine:
         self._aborted = asyncio.Event()
@@ -51,6 +52,7 @@ class FakeEngine:
                 web.post("/generate", self._generate),
                 web.post("/abort_request", self._abort),
                 web.get("/workers", self._workers),
+                web.get("/model_info", self._model_info),
             ]
         )
         self._runner = web.AppRunner(app)
@@ -76,6 +78,9 @@ class FakeEngine:
         self.aborts += 1
         self._aborted.set()
         return web.json_response({})
+
+    async def _model_info(self, request: web.Request) -> web.Response:
+        return web.json_response({"weight_version": self.version})
 
     async def _workers(self, request: web.Request) -> web.Response:
         urls = self.workers if self.workers is not None else [f"http://127.0.0.1:{self.port}"]

@@ -273,9 +273,9 @@ def test_one_rejected_group_costs_one_more(checkpoint: str) -> None:
 
 
 def test_a_filter_that_drops_everything_says_so(checkpoint: str) -> None:
-    args = make_args(checkpoint, rollout_batch_size=1, over_sampling_batch_size=8)
+    args = make_args(checkpoint, rollout_batch_size=1, over_sampling_batch_size=8, dynamic_sampling_max_drops=10)
     args.dynamic_sampling_filter_path = f"{__name__}.drop_all"
-    with pytest.raises(RuntimeError, match=r"drop_all dropped 101 groups while the batch has 0 of 1: .*unnamed"):
+    with pytest.raises(RuntimeError, match=r"drop_all dropped 11 groups .* has 0 of 1: 11 x unnamed.*-max-drops 10"):
         roll(args, FakeEngine(say("x")), Prompts())
 
 

@@ -115,6 +115,14 @@ def positive_int(text: str) -> int:
     return value
 
 
+def non_negative_int(text: str) -> int:
+    """An integer that is not below zero."""
+    value = int(text)
+    if value < 0:
+        raise ValueError("must not be below 0")
+    return value
+
+
 def in_group(group: str, flags: Sequence[Flag]) -> list[Flag]:
     """The same flags with their help group set."""
     return [dataclasses.replace(entry, group=group) for entry in flags]
@@ -122,7 +130,12 @@ def in_group(group: str, flags: Sequence[Flag]) -> list[Flag]:
 
 def _type_name(parser: Parser | type, error: Exception) -> str:
     """What a value should have been. Python's own words ("invalid literal for int()") add nothing to a plain name."""
-    plain = {int: "an integer", float: "a number", positive_int: "an integer above 0"}
+    plain = {
+        int: "an integer",
+        float: "a number",
+        positive_int: "an integer above 0",
+        non_negative_int: "an integer of 0 or more",
+    }
     if parser in plain:
         return plain[parser]
     kind = "JSON" if parser is json_value else f"a value for {getattr(parser, '__name__', parser)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime.utils.arguments.flag import flag, in_group, positive_int, switch
+from slime.utils.arguments.flag import flag, in_group, non_negative_int, positive_int, switch
 from slime.utils.arguments.groups.pending import DISAGGREGATED
 
 FLAGS = in_group(
@@ -37,6 +37,19 @@ FLAGS = in_group(
             "groups requested each time too few are on the way; unset: --rollout-batch-size",
         ),
         flag("--dynamic-sampling-filter-path", str, None, "function that keeps or drops a finished group"),
+        flag(
+            "--dynamic-sampling-max-drops",
+            positive_int,
+            50,
+            "groups that the filter may drop per group of the batch, before the run ends with its reasons",
+        ),
+        flag(
+            "--max-staleness",
+            non_negative_int,
+            None,
+            "fully-async rollout: weight updates that a group's oldest token may be behind when the group is handed to"
+            " training; staler groups are generated anew",
+        ),
         switch("--partial-rollout", "keep groups that were cut off and go on with them in a later rollout"),
         switch("--mask-offpolicy-in-partial-rollout", "leave tokens made before the cut out of the loss"),
         flag("--custom-generate-function-path", str, None, "function that generates one sample"),

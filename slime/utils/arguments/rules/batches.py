@@ -8,6 +8,7 @@ from slime.utils.arguments.rules.context import Context
 from slime.utils.prompt_data import parse_prompt_data
 from slime.utils.read_rows import check_file, wanted_columns
 
+FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 CHECKED_DATA_BYTES = 64 * 2**20  # a larger file would take seconds to read; whoever loads it says what is wrong
 
 
@@ -60,6 +61,12 @@ def check_batches(context: Context) -> None:
     context.require(
         args.over_sampling_batch_size >= args.rollout_batch_size,
         f"{context.shown('over_sampling_batch_size')} is less than {context.shown('rollout_batch_size')}",
+    )
+    default_rollout = context.table.by_dest["rollout_function_path"].default
+    context.require(
+        args.max_staleness is None or args.rollout_function_path != default_rollout,
+        f"{context.shown('max_staleness')} is for --rollout-function-path {FULLY_ASYNC}: the default rollout function"
+        " has nothing that could be stale",
     )
     context.needs("use_dynamic_batch_size", "max_tokens_per_gpu")
     context.needs("balance_by_flops", "use_dynamic_batch_size")
