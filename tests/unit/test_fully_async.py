@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def test_nothing_that_is_finished_is_lost(make: Callable[..., Any]) -> None:
     args, source = make()
     worker = worker_of(args, source)
     served = [groups(roll(args, i, source)) for i in range(4)]
-    assert sorted(sum(served, [])) == list(range(8))
+    assert sorted(chain(*served)) == list(range(8))
     wait_until(lambda: worker.queue_size() == worker.most_outstanding)  # the queue fills, and not further
     assert worker.most_outstanding == 6 and worker.in_flight() == 0
     assert source.sample_group_index == 14
@@ -135,7 +136,7 @@ def test_a_checkpoint_holds_what_is_not_trained(make: Callable[..., Any], engine
     resumed_args, resumed = make()
     resumed.load(0)
     outputs = [roll(resumed_args, i, resumed) for i in range(1, 5)]
-    assert sorted(sum(map(groups, outputs), [])) == list(range(2, 10))
+    assert sorted(chain(*map(groups, outputs))) == list(range(2, 10))
     assert set(groups(later)) <= set(range(2, 8)) and groups(first) == [0, 1]
     assert outputs[0].metrics["rollout/fully_async/staleness_max"] == 1  # the loaded weights are one update newer
     repeated = [r for r in engine.requests[asked:] if byte_tokenizer().decode(r["input_ids"]) in {"p2", "p7"}]
