@@ -1,6 +1,6 @@
 """Gradings per second through the pool of grader processes, and how long the worst single answer may take.
 
-    python benchmarks/rewards.py --workers 2 --timeout 2
+    python benchmarks/rewards.py --timeout 2
 
 Prints one JSON line per case. `plain` are short answers behind 1,000-token responses, half of them right: the target
 is 2,000 a second on two cores. `symbolic` need sympy. Each line of `hostile` is one answer that was made to hurt;
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
 import random
 import time
@@ -27,13 +28,15 @@ SYMBOLIC = [(r"\sqrt{8}", r"2\sqrt{2}"), ("x^2-1", "(x-1)(x+1)"), (r"\frac{\pi}{
 HOSTILE = {
     "tower": "9**9**9**9",
     "hidden tower": "((((9^99)^99)^99)^99)^99+x",
-    "deep nesting": "(" * 5000 + "1" + ")" * 5000,
-    "factorial": "(999!)!+x",
+    "factorials": "(999!)!+x",
     "import": "__import__('os').system('sleep 60')",
-    "braces": "{" * 1_000_000,
-    "fractions": r"\frac{" * 20_000,
-    "boxes": r"\boxed{" * 100_000,
-    "digits": "9" * 1_000_000,
+    "deep nesting": "(" * 5000 + "1" + ")" * 5000,
+    "nested fractions": r"\frac{" * 5000 + "1" + "}{2}" * 5000,
+    "1 MB of braces": "{" * 500_000 + "}" * 500_000,
+    "1 MB of open braces": "{" * 1_000_000,
+    "1 MB of digits": "9" * 1_000_000,
+    "100,000 boxes": r"\boxed{" * 100_000,
+    "tuple of 100,000": "(" + "1," * 100_000 + "1)",
     "unicode digits": "٣" * 1000,
     "nul": "\0" * 1000,
 }
@@ -79,8 +82,9 @@ def rate(args: Namespace, name: str, samples: list[Sample], concurrency: int) ->
     )
 
 
-def hostile(args: Namespace, name: str, answer: str) -> None:
-    sample = Sample(index=0, response=rf"\boxed{{{answer}}}", label="x+1")
+def hostile(args: Namespace, rm_type: str, name: str, answer: str) -> None:
+    """One answer that was made to hurt, while a ticker watches the event loop."""
+    sample = Sample(index=0, response=rf"\boxed{{{answer}}}", label="x+1", metadata={"rm_type": rm_type})
 
     async def watched() -> tuple[float, float]:
         gap, last = 0.0, time.perf_counter()
@@ -99,7 +103,7 @@ def hostile(args: Namespace, name: str, answer: str) -> None:
     seconds, gap = asyncio.run(watched())
     failure = sample.metadata.get(FAILURE_KEY)
     _print(
-        case=f"hostile: {name}",
+        case=f"hostile: {name} ({rm_type})",
         seconds=round(seconds, 3),
         limit_s=args.rm_timeout,
         outcome=failure or "graded",
@@ -118,14 +122,20 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=512)
     parser.add_argument("--timeout", type=float, default=2.0, help="--rm-timeout")
     options = parser.parse_args()
+    logging.disable(logging.WARNING)  # what fails stands in the lines
     args = Namespace(rm_type="math", rm_timeout=options.timeout, custom_rm_path=None, hf_checkpoint=None)
     start_graders(args)
-    _print(cores=os.cpu_count(), workers=grader_pool()._num_workers)
+    _print(cores=os.cpu_count(), workers=grader_pool().num_workers)
     rate(args, "plain", plain_samples(options.number, options.characters), options.concurrency)
     symbolic = [Sample(response=rf"\boxed{{{a}}}", label=b) for a, b in SYMBOLIC] * 100
     rate(args, "symbolic", symbolic, options.concurrency)
-    for name, answer in HOSTILE.items():
-        hostile(args, name, answer)
+    verified = plain_samples(1000, options.characters)
+    for sample in verified:
+        sample.metadata["rm_type"] = "math_verify"
+    rate(args, "math_verify", verified, options.concurrency)
+    for rm_type in ("math", "math_verify"):
+        for name, answer in HOSTILE.items():
+            hostile(args, rm_type, name, answer)
     close_grader_pool()
 
 

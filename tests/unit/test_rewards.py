@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +13,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from slime.rollout import rm_hub
 from slime.rollout.rm_hub import async_rm, batched_async_rm, grader_metrics, warn_without_marker
 from slime.rollout.rm_hub.boxed import extract_boxed_answer
+from slime.rollout.rm_hub.errors import MissingResource
 from slime.rollout.rm_hub.grader_pool import close_grader_pool, grader_pool
+from slime.rollout.rm_hub.grader_worker import failure_verdict
+from slime.rollout.rm_hub.ifbench import compute_ifbench_reward, instruction_checks
 from slime.rollout.rm_hub.math_utils import is_correct, split_tuple
 from slime.rollout.sample_checks import check_reward
 from slime.utils.http_utils import close_client
@@ -96,6 +101,132 @@ def test_model_output_never_runs(tmp_path: Path) -> None:
     assert not target.exists()
 
 
+HOSTILE = {
+    "tower": "9**9**9",
+    "nested": "(" * 3000 + "1" + ")" * 3000,
+    "fractions": r"\frac{" * 2000 + "1" + "}{2}" * 2000,
+    "braces": "{" * 500_000 + "}" * 500_000,
+    "open-braces": "{" * 1_000_000,
+    "unicode-digits": "٣" * 100,
+    "nul": "5\0",
+    "surrogate": "\ud800",
+    "factorials": "(999!)!+x",
+    "name": "__import__('os')._exit(3)",
+}
+
+
+@pytest.mark.parametrize("rm_type", ["math", "boxed_deepscaler", "boxed_dapo", "f1", "gpqa", "ifbench"])
+def test_hostile_answers_are_wrong_and_end_in_time(rm_type: str) -> None:
+    """R7: within the limit, no process lost for what a rule can decide, and the next answer is graded as ever."""
+    rules = {"instruction_id_list": ["keywords:existence"], "kwargs": [{"keywords": ["Answer"]}]}
+    metadata = {"rm_type": rm_type, **rules}
+    args = rollout_args(rm_timeout=5.0)
+    samples = [
+        Sample(response=rf"\boxed{{{answer}}}", label="D", metadata=dict(metadata)) for answer in HOSTILE.values()
+    ]
+    right = r"Answer: \boxed{D}"
+    samples.append(Sample(response=right, label=right if rm_type == "f1" else "D", metadata=dict(metadata)))
+    started = time.monotonic()
+    rewards = asyncio.run(batched_async_rm(args, samples))
+    numbers = [reward["score"] if isinstance(reward, dict) else reward for reward in rewards]
+    assert max(numbers[:-1]) <= 0 and numbers[-1] == 1 and time.monotonic() - started < 30
+    assert all(sample.metadata.get("grader_failure") != "timeout" for sample in samples)
+
+
+def test_math_verify_is_bounded() -> None:
+    """The library works long on such answers: the limit ends it."""
+    deep = r"\boxed{" + "(" * 5000 + "1" + ")" * 5000 + "}"
+    score("math_verify", "1", "1")  # the import
+    sample = Sample(response=deep, label="1", metadata={"rm_type": "math_verify"})
+    started = time.monotonic()
+    assert asyncio.run(async_rm(rollout_args(rm_timeout=0.5), sample)) == 0.0
+    assert time.monotonic() - started < 10 and sample.metadata["grader_failure"] in ("timeout", "error")
+
+
+NO_COMMA_AND_SMALL = ("punctuation:no_comma", "change_case:english_lowercase")
+
+
+def instructions(*names: str, kwargs: list[Any] | None = None, **more: Any) -> dict[str, Any]:
+    return {"instruction_id_list": list(names), "kwargs": kwargs or [{} for _ in names], **more}
+
+
+@pytest.mark.parametrize(
+    ("response", "metadata", "expected"),
+    [
+        # IFEval
+        ("no commas here", instructions("punctuation:no_comma"), 1.0),
+        ("one, two", instructions("punctuation:no_comma"), 0.0),
+        ("<think>one, two</think>no commas", instructions("punctuation:no_comma"), 1.0),
+        ("", instructions("punctuation:no_comma"), 0.0),
+        ('{"a": 1}', instructions("detectable_format:json_format"), 1.0),
+        # every one of them must hold; a None in kwargs is no argument
+        (
+            "this text is all in small letters",
+            instructions("punctuation:no_comma", "change_case:english_lowercase"),
+            1.0,
+        ),
+        ("This text has a Large letter", instructions("punctuation:no_comma", "change_case:english_lowercase"), 0.0),
+        (
+            "one two three",
+            instructions(
+                "length_constraints:number_words", kwargs=[{"num_words": 3, "relation": "at least", "n": None}]
+            ),
+            1.0,
+        ),
+        # IFBench
+        (
+            "nebula kaleidoscope nebula",
+            instructions(
+                "count:keywords_multiple",
+                kwargs=[{f"keyword{i + 1}": word for i, word in enumerate(["kaleidoscope", "nebula", "a", "b", "c"])}],
+            ),
+            0.0,
+        ),
+        ("nospaces", instructions("format:no_whitespace"), 1.0),
+        ("has spaces", instructions("format:no_whitespace"), 0.0),
+    ],
+)
+def test_ifbench(response: str, metadata: dict[str, Any], expected: float) -> None:
+    assert score("ifbench", response, None, **metadata) == expected
+    assert score("ifbench", response, metadata) == expected
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({}, "needs metadata with instruction_id_list"),
+        (
+            instructions("punctuation:no_coma"),
+            "unknown instruction 'punctuation:no_coma'; did you mean",
+        ),
+        (instructions("punctuation:no_comma", kwargs=[{}, {}]), "2 kwargs for 1 instructions"),
+        (instructions("punctuation:no_comma", kwargs=[{"x": 1}]), "doesn't take kwargs {'x': 1}"),
+        (instructions("combination:repeat_prompt"), "sample 1"),
+    ],
+)
+def test_rows_that_ifbench_cannot_score_are_a_mistake_in_the_data(metadata: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        score("ifbench", "text", None, **metadata)
+
+
+def test_missing_nltk_data_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What isn't installed is no wrong answer."""
+    import nltk
+
+    instruction_checks()
+    monkeypatch.setattr(nltk.data, "path", [])
+    row = instructions("ratio:stop_words", kwargs=[{"percentage": 50}])
+    with pytest.raises(MissingResource, match=r"python -m nltk.downloader punkt") as caught:
+        compute_ifbench_reward("The cat sat.", None, row)
+    assert failure_verdict(caught.value)[0] == "unavailable"
+
+
+@pytest.mark.parametrize(("label", "message"), [(None, "needs a label"), (9, "label 9 is no index into the choices")])
+def test_rows_that_gpqa_cannot_score_are_a_mistake_in_the_data(label: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"sample 1 .*{message}"):
+        score("gpqa", "B", label)
+
+
 HUGE = r"\boxed{((((9^99)^99)^99)^99)^99+x}"
 
 
@@ -126,8 +257,7 @@ def test_a_grader_that_hangs_scores_zero_and_is_counted() -> None:
 
 
 def test_a_grader_that_raises_scores_lowest_and_is_counted() -> None:
-    entry = {"source_dataset": "no_such_dataset", "answer": "5"}
-    sample = Sample(response="x", metadata={"rm_type": "reasoning_gym", **entry})
+    sample = Sample(response=r"\boxed{(999!)!+x}", label="x+1", metadata={"rm_type": "math"})
     assert asyncio.run(async_rm(rollout_args(), sample)) == 0.0
     assert grader_metrics([sample]) == {"rollout/grader_error": 1}
 
@@ -147,8 +277,10 @@ def test_no_label_is_a_mistake_in_the_data() -> None:
 
 def test_rows_that_reasoning_gym_cannot_score_are_a_mistake_in_the_data() -> None:
     """Not a wrong answer: a run on them would train on zeros."""
-    with pytest.raises(ValueError, match=r"sample 1 .*needs metadata with source_dataset .*\(--metadata-key\)"):
+    with pytest.raises(ValueError, match=r"sample 1 .*needs metadata with source_dataset .*\(--metadata-key"):
         score("reasoning_gym", "5", "5")
+    with pytest.raises(ValueError, match=r"sample 1 .*no_such_dataset"):
+        score("reasoning_gym", "5", "5", source_dataset="no_such_dataset")
 
 
 def test_unknown_type() -> None:
@@ -229,12 +361,8 @@ def test_batched_custom_rewards() -> None:
         asyncio.run(batched_async_rm(args, [Sample(), Sample()]))
 
 
-def test_remote_rm_sends_prompt_response_and_label() -> None:
-    seen: list[Any] = []
-
-    async def handle(request: web.Request) -> web.Response:
-        seen.append(await request.json())
-        return web.json_response(0.25)
+def from_remote(handle: Any, **given: Any) -> Any:
+    """The reward of a sample from a server that answers with `handle`."""
 
     async def call() -> Any:
         app = web.Application()
@@ -242,11 +370,54 @@ def test_remote_rm_sends_prompt_response_and_label() -> None:
         runner = web.AppRunner(app)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        args = rollout_args(rm_type="remote_rm", rm_url=f"http://127.0.0.1:{runner.addresses[0][1]}/rm")
-        reward = await async_rm(args, Sample(prompt="p", response="r", label=3))
-        await close_client()
-        await runner.cleanup()
-        return reward
+        args = rollout_args(rm_type="remote_rm", rm_url=f"http://127.0.0.1:{runner.addresses[0][1]}/rm", **given)
+        try:
+            return await asyncio.gather(
+                *(async_rm(args, Sample(index=i, prompt="p", response="r", label=3)) for i in (0, 1))
+            )
+        finally:
+            await close_client()
+            await runner.cleanup()
 
-    assert asyncio.run(call()) == 0.25
-    assert seen == [{"prompt": "p", "response": "r", "label": 3}]
+    return asyncio.run(call())
+
+
+def test_remote_rm_sends_prompt_response_and_label() -> None:
+    seen: list[Any] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        seen.append(await request.json())
+        return web.json_response(0.25)
+
+    assert from_remote(handle) == [0.25, 0.25]
+    assert seen == [{"prompt": "p", "response": "r", "label": 3}] * 2
+
+
+def test_remote_rm_tries_again_only_what_may_come_right() -> None:
+    """A busy service is asked again; one that refuses the request is named at once."""
+    calls: list[int] = []
+
+    async def busy_at_first(request: web.Request) -> web.Response:
+        calls.append(1)
+        return web.Response(status=503) if len(calls) <= 2 else web.json_response({"score": 1})
+
+    async def refuses(request: web.Request) -> web.Response:
+        calls.append(1)
+        return web.Response(status=422, text="no such label")
+
+    assert from_remote(busy_at_first) == [{"score": 1}] * 2 and len(calls) == 4
+    calls.clear()
+    with pytest.raises(RuntimeError, match=r"sample \d .*/rm: status 422: no such label"):
+        from_remote(refuses)
+    assert len(calls) <= 2
+
+
+def test_remote_rm_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rm_hub, "REMOTE_LIMIT_S", 0.2)
+
+    async def hangs(request: web.Request) -> web.Response:
+        await asyncio.sleep(1)
+        return web.json_response(1)
+
+    with pytest.raises(RuntimeError, match=r"sample \d .*no reward.*/rm.* (in 0.3 s|no answer)"):
+        from_remote(hangs, rm_timeout=0.3)

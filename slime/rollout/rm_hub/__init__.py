@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from slime.rollout.rm_hub.deepscaler import MARKERS
-from slime.rollout.rm_hub.grader_pool import GraderError, GraderTimeout, grader_pool
+from slime.rollout.rm_hub.errors import GraderError, GraderTimeout, UngradableRow
+from slime.rollout.rm_hub.grader_pool import grader_pool
 from slime.rollout.rm_hub.graders import GRADERS
-from slime.rollout.rm_hub.reasoning_gym_rm import find_entry
 from slime.rollout.sample_hooks import accepted_kwargs
 from slime.utils.misc import load_function
 from slime.utils.processing_utils import without_final_special_tokens
@@ -32,7 +32,8 @@ async def async_rm(args: Any, sample: Sample, **kwargs: Any) -> Any:
     grader that raises or exceeds `args.rm_timeout` seconds scores 0 (dapo: -1); `metadata["grader_failure"]` says so.
 
     Raises:
-        ValueError: no reward is configured, the type is unknown, or a rule needs a label and the sample has none.
+        ValueError: no reward is configured, the type is unknown, or label and metadata lack what the rule needs.
+        RuntimeError: the remote reward gave no answer in time (see `remote_rm`).
         GraderUnavailable: what the rule needs can't be imported.
     """
     path = sample.custom_rm_path or args.custom_rm_path
@@ -74,15 +75,6 @@ def rm_type_of(args: Any, sample: Sample) -> str:
     return str(sample.metadata.get("rm_type") or args.rm_type or "").strip()
 
 
-def _require_entry(sample: Sample) -> None:
-    """Raise a ValueError when the row can't be scored by reasoning-gym: that is a mistake in the data, no wrong
-    answer."""
-    try:
-        find_entry(sample.label, sample.metadata)
-    except ValueError as error:
-        raise ValueError(f"{sample.name()}: {error} (--metadata-key)") from None
-
-
 def answer_text(args: Any, sample: Sample) -> str:
     """What rules grade: the response without the stop token's text, which `no_stop_trim` keeps in it."""
     return without_final_special_tokens(sample.response, args.hf_checkpoint) if args.hf_checkpoint else sample.response
@@ -104,11 +96,11 @@ async def _rule_reward(args: Any, sample: Sample, rm_type: str) -> Any:
         raise ValueError(f"{sample.name()}: no reward for rm type {rm_type!r}; set --rm-type to one of {rm_types()}")
     if grader.needs_label and sample.label is None:
         raise ValueError(f"{sample.name()} has no label, rm type {rm_type} needs one (--label-key)")
-    if name == "reasoning_gym":
-        _require_entry(sample)
     try:
         text = answer_text(args, sample)
         return await grader_pool().grade(args.rm_timeout, name, boxed, text, sample.label, sample.metadata)
+    except UngradableRow as error:
+        raise ValueError(f"{sample.name()}: {error} (--metadata-key, --label-key)") from None
     except GraderError as error:
         sample.metadata[FAILURE_KEY] = "timeout" if isinstance(error, GraderTimeout) else "error"
         logger.warning("%s: grading failed and scores %s: %s", sample.name(), grader.failed, error)
@@ -116,13 +108,28 @@ async def _rule_reward(args: Any, sample: Sample, rm_type: str) -> Any:
 
 
 async def remote_rm(args: Any, sample: Sample, max_retries: int = 10) -> Any:
-    """The JSON answer of `--rm-url` to {prompt, response, label}, within 120 s."""
-    from slime.utils.http_utils import post
+    """The JSON answer of `--rm-url` to {prompt, response, label}.
+
+    Connections are pooled; one that fails, and statuses that ask for it, are tried again up to `max_retries` times.
+    All of that takes at most 120 s, or `--rm-timeout` where that is longer.
+
+    Raises:
+        ValueError: there is no `--rm-url`.
+        RuntimeError: no answer in that time, or an error status; names the sample, the URL and the answer.
+    """
+    from slime.utils.http_utils import HttpError, post
 
     if not args.rm_url:
         raise ValueError("rm type remote_rm needs --rm-url")
+    limit = max(REMOTE_LIMIT_S, args.rm_timeout)
     payload = {"prompt": sample.prompt, "response": sample.response, "label": sample.label}
-    return await asyncio.wait_for(post(args.rm_url, payload, max_retries=max_retries), REMOTE_LIMIT_S)
+    try:
+        async with asyncio.timeout(limit):
+            return await post(args.rm_url, payload, max_retries=max_retries, timeout=limit, retry_seconds=limit)
+    except TimeoutError:
+        raise RuntimeError(f"{sample.name()}: no reward from {args.rm_url} in {limit:g} s") from None
+    except HttpError as error:
+        raise RuntimeError(f"{sample.name()}: no reward: {error}") from error
 
 
 def grader_metrics(samples: Iterable[Sample]) -> dict[str, int]:

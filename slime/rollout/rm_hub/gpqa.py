@@ -6,6 +6,8 @@ import re
 import string
 from typing import Any
 
+from slime.rollout.rm_hub.errors import UngradableRow
+
 DEFAULT_LETTERS = "ABCDEFGH"
 _LETTER = r"[\s:*(\[{$\\]*(?:boxed\{|text\{|textbf\{)*\(?([A-Za-z])\b(?!')"
 _PATTERNS = [
@@ -24,11 +26,16 @@ def compute_gpqa_reward(response: str, label: Any, metadata: dict[str, Any] | No
         response: only what follows the last `</think>` counts.
         label: letter, index, or text of the right choice.
         metadata: `choices` (list or letter → text), `valid_letters`, `correct_letter`.
+
+    Raises:
+        UngradableRow: label and metadata don't say which choice is right.
     """
     metadata = metadata or {}
     choices = _choices(metadata)
     letters = _valid_letters(metadata, choices)
     correct = _correct_letter(label, metadata, choices, letters)
+    if correct is None and not _normalize(str(label if label is not None else "")):
+        raise UngradableRow("rm type gpqa needs a label (--label-key) or metadata.correct_letter")
     text = str(response).rsplit("</think>", 1)[-1]
     found = _find_letter(text, letters)
     if found is not None and correct is not None:
@@ -54,7 +61,9 @@ def _correct_letter(label: Any, metadata: dict[str, Any], choices: dict[str, str
     if given:
         return str(given).strip().upper()
     if isinstance(label, int) and not isinstance(label, bool):
-        return letters[label] if 0 <= label < len(letters) else None
+        if not 0 <= label < len(letters):
+            raise UngradableRow(f"rm type gpqa: label {label} is no index into the choices {letters}")
+        return letters[label]
     text = str(label if label is not None else "").strip()
     if len(text) == 1 and text.upper() in letters:
         return text.upper()

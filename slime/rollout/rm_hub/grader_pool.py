@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import functools
 import os
 import pickle
 import queue
@@ -14,28 +15,16 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import slime
+from slime.rollout.rm_hub.errors import GraderError, GraderTimeout, GraderUnavailable, UngradableRow
 from slime.rollout.rm_hub.grader_worker import HEADER, write_message
 from slime.rollout.rm_hub.graders import Score
 
 LOAD_LIMIT_S = 300.0  # imports on a loaded machine
 MAX_WORKERS = 8
-
-
-class GraderError(RuntimeError):
-    """A grader raised, or its process died."""
-
-
-class GraderTimeout(GraderError):
-    """A grader did not answer in time; its process is gone."""
-
-
-class GraderUnavailable(RuntimeError):
-    """What a rm type needs can't be imported: a mistake in the installation, not in an answer."""
 
 
 class _Worker:
@@ -54,7 +43,7 @@ class _Worker:
         )
         assert process.stdin is not None and process.stdout is not None
         self._process, self._jobs, self._verdicts = process, process.stdin, process.stdout
-        self._loaded: set[str] = set()
+        self.loaded: set[str] = set()
 
     def grade(self, limit: float, rm_type: str, *call: Any) -> Score:
         """Score in at most `limit` seconds, the time for the type's imports not counted."""
@@ -63,13 +52,13 @@ class _Worker:
 
     def load(self, rm_type: str) -> None:
         """Import what the type needs, once."""
-        if rm_type in self._loaded:
+        if rm_type in self.loaded:
             return
         try:
             self._ask(LOAD_LIMIT_S, ("load", rm_type), f"rm type {rm_type} can't be loaded")
         except GraderError as error:
             raise GraderUnavailable(str(error)) from error
-        self._loaded.add(rm_type)
+        self.loaded.add(rm_type)
 
     def _ask(self, limit: float, job: tuple[Any, ...], what: str) -> Any:
         try:
@@ -81,9 +70,11 @@ class _Worker:
         except (EOFError, OSError):
             self.kill()
             raise GraderError(f"{what}: its process died (status {self._process.returncode})") from None
-        if kind == "error":
-            raise GraderError(f"{what}: {value}")
-        return value
+        if kind == "ok":
+            return value
+        if kind == "row":
+            raise UngradableRow(value)
+        raise (GraderUnavailable if kind == "unavailable" else GraderError)(f"{what}: {value}")
 
     def _read(self, deadline: float) -> Any:
         (length,) = HEADER.unpack(self._read_bytes(HEADER.size, deadline))
@@ -114,7 +105,7 @@ class GraderPool:
     """Up to `num_workers` grader processes, started as they are needed."""
 
     def __init__(self, num_workers: int) -> None:
-        self._num_workers = num_workers
+        self.num_workers = num_workers
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="grader")
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         self._workers: set[_Worker] = set()
@@ -126,7 +117,8 @@ class GraderPool:
         Raises:
             GraderTimeout: it took longer than `limit` seconds.
             GraderError: the grader raised, or its process died.
-        GraderUnavailable: what the rm type needs can't be imported.
+            GraderUnavailable: what the rm type needs can't be imported.
+            UngradableRow: label or metadata lack what the rm type needs.
         """
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._grade, limit, rm_type, call)
 
@@ -135,8 +127,8 @@ class GraderPool:
 
         A type that can't be loaded is reported by its first grading.
         """
-        for _ in range(self._num_workers):
-            self._threads.submit(self._with_worker, lambda worker: worker.load(rm_type))
+        for _ in range(self.num_workers):
+            self._threads.submit(self._with_worker, functools.partial(_Worker.load, rm_type=rm_type))
 
     def _grade(self, limit: float, rm_type: str, call: tuple[Any, ...]) -> Score:
         return self._with_worker(lambda worker: worker.grade(limit, rm_type, *call))
@@ -149,8 +141,16 @@ class GraderPool:
             if worker.alive:
                 self._idle.put(worker)
             else:
-                with self._lock:
-                    self._workers.discard(worker)
+                self._replace(worker)
+
+    def _replace(self, worker: _Worker) -> None:
+        """Start another in the place of a dead one, with the same imports, before a grading has to wait for them."""
+        with self._lock:
+            if worker not in self._workers:  # the pool was closed
+                return
+            self._workers.discard(worker)
+        for rm_type in sorted(worker.loaded):
+            self._threads.submit(self._with_worker, functools.partial(_Worker.load, rm_type=rm_type))
 
     def _take(self) -> _Worker:
         try:
@@ -170,7 +170,7 @@ class GraderPool:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-@cache
+@functools.cache
 def grader_pool() -> GraderPool:
     """The process's pool; it ends with the process, or with `close_grader_pool`."""
     pool = GraderPool(max(1, min(MAX_WORKERS, os.cpu_count() or 1)))

@@ -84,6 +84,14 @@ def _gpqa() -> Callable[..., Score]:
 
 
 @cache
+def _ifbench() -> Callable[..., Score]:
+    from slime.rollout.rm_hub.ifbench import compute_ifbench_reward, instruction_checks
+
+    instruction_checks()
+    return compute_ifbench_reward
+
+
+@cache
 def _reasoning_gym() -> Callable[..., Score]:
     from slime.rollout.rm_hub.reasoning_gym_rm import load_library, score_response
 
@@ -111,6 +119,7 @@ GRADERS: dict[str, Grader] = {
     "dapo": Grader(_dapo, wrap_boxed="Answer: {}", failed={"score": -1.0, "acc": False, "pred": None}),
     "f1": Grader(_f1),
     "gpqa": Grader(_gpqa, needs_label=False),  # metadata.correct_letter may stand for it
+    "ifbench": Grader(_ifbench, needs_label=False),  # the instructions stand in the metadata
     "reasoning_gym": Grader(_reasoning_gym, needs_label=False),
     "math_verify": Grader(_math_verify, wrap_boxed=r"\boxed{{}}"),
 }

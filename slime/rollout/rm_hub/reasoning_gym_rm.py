@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from slime.rollout.rm_hub.errors import UngradableRow
+
 
 def load_library() -> None:
     """Import reasoning_gym; it takes a second or more."""
@@ -21,6 +23,9 @@ def score_response(response: str, label: Any, metadata: dict[str, Any]) -> float
         label: the expected answer, where the metadata has none.
         metadata: a reasoning-gym entry {question, answer, metadata: {source_dataset, …}}, that entry under "entry",
             or only the entry's inner metadata with its `source_dataset`.
+
+    Raises:
+        UngradableRow: see `find_entry`; or the library has no data set of that name.
     """
     from reasoning_gym.utils import extract_answer
 
@@ -35,14 +40,14 @@ def find_entry(label: Any, metadata: dict[str, Any]) -> dict[str, Any]:
     """The reasoning-gym entry that a sample's label and metadata make up.
 
     Raises:
-        ValueError: there is no `source_dataset` or no answer in them.
+        UngradableRow: there is no `source_dataset` or no answer in them.
     """
     entry = metadata.get("entry", metadata)
     inner = entry.get("metadata") if isinstance(entry.get("metadata"), dict) else entry
     source = inner.get("source_dataset") or entry.get("source_dataset") or metadata.get("source_dataset")
     answer = entry.get("answer", label)
     if source is None or answer is None:
-        raise ValueError(
+        raise UngradableRow(
             f"rm_type reasoning_gym needs metadata with source_dataset and an answer; it has {sorted(metadata)}"
         )
     return {
@@ -56,4 +61,7 @@ def find_entry(label: Any, metadata: dict[str, Any]) -> dict[str, Any]:
 def _scorer(source_dataset: str) -> Callable[[str, dict[str, Any]], float]:
     import reasoning_gym
 
-    return reasoning_gym.get_score_answer_fn(source_dataset)
+    try:
+        return reasoning_gym.get_score_answer_fn(source_dataset)
+    except ValueError as error:  # no data set of this name
+        raise UngradableRow(f"reasoning-gym: {error}") from error
