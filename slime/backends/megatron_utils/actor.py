@@ -185,18 +185,22 @@ class MegatronTrainRayActor(TrainRayActor):
     # -- handing weights on -------------------------------------------------------------------------------------------
 
     def save_model(self, rollout_id: int, force_sync: bool = False) -> None:
-        """Write the checkpoint of iteration `rollout_id`, and with `args.save_hf` the Hugging Face export.
+        """Write the checkpoint of iteration `rollout_id`, with `args.save_hf` the Hugging Face export and with
+        `args.lora_save_adapter` the adapter's.
 
         With `args.async_save` the checkpoint is written while training goes on, unless `force_sync`; an error of the
         writer is raised by the next `train` or `save_model`.
         """
         from slime.backends.megatron_utils.hf_checkpoint_saver import save_hf_model_to_path
+        from slime.backends.megatron_utils.lora.peft_format import save_adapter
 
         with self._sleeper.awake(), timer("save_model"):
             if self.args.save is not None:
                 self._saver.save(rollout_id, in_background=self.args.async_save and not force_sync)
             if self.args.save_hf is not None:
                 save_hf_model_to_path(self.args, self.args.save_hf.format(rollout_id=rollout_id), self.model)
+            if self.args.lora_save_adapter is not None:
+                save_adapter(self.args, self.args.lora_save_adapter.format(rollout_id=rollout_id), self.model)
 
     def update_weights(self) -> None:
         """Send the actor's weights, from their host copy, to the engines; nothing where there are none."""

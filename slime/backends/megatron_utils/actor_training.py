@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from slime.backends.megatron_utils.data import DataIterator
+    from slime.backends.megatron_utils.lora.weights import LoraWeights
+    from slime.backends.megatron_utils.weights_backuper import WeightsBackuper
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +54,8 @@ class SendLog:
 class ActorTraining:
     """The actor's model with host copies of its weights and of others of the same architecture.
 
+    With LoRA only the adapters are copied, and the reference is the base (`lora.weights`).
+
     Tags of the copies: `actor`; `ref` and `teacher` where they were added; with `args.keep_old_actor` also
     `rollout_actor`, what the engines got last, and `old_actor`, what they got before.
     """
@@ -64,12 +68,9 @@ class ActorTraining:
         scheduler: OptimizerParamScheduler | None,
         last_rollout: int,
     ) -> None:
-        from slime.backends.megatron_utils.update_weight.common import named_params_and_buffers
-        from slime.backends.megatron_utils.weights_backuper import WeightsBackuper
-
         self.args = args
         self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
-        self._weights = WeightsBackuper(lambda: named_params_and_buffers(args, model))
+        self._weights = host_copies(args, model)
         self._weights.backup("actor")
         self._live_tag = "actor"
         self._send_log = SendLog(last_rollout, last_rollout)
@@ -81,8 +82,10 @@ class ActorTraining:
         """Keep another checkpoint's weights under `model_tag`; the model goes back to the actor's."""
         from slime.backends.megatron_utils.checkpoint import load_checkpoint
 
-        load_checkpoint(self.args, self._model, None, None, path, ckpt_step=ckpt_step, weights_only=True)
-        self._weights.backup(model_tag)
+        def load() -> None:
+            load_checkpoint(self.args, self._model, None, None, path, ckpt_step=ckpt_step, weights_only=True)
+
+        self._weights.backup_other(model_tag, path, load)
         self._weights.restore("actor")
 
     def actor_weights(self) -> Mapping[str, Tensor]:
@@ -159,6 +162,17 @@ class ActorTraining:
         if self._live_tag != tag:
             self._weights.restore(tag)
             self._live_tag = tag
+
+
+def host_copies(args: Namespace, model: list[DDP]) -> WeightsBackuper | LoraWeights:
+    """Copies of the weights; with LoRA of the adapters, and of the base where the trainer sleeps."""
+    from slime.backends.megatron_utils.lora.weights import LoraWeights
+    from slime.backends.megatron_utils.update_weight.common import named_params_and_buffers
+    from slime.backends.megatron_utils.weights_backuper import WeightsBackuper
+
+    if args.lora_rank is not None:
+        return LoraWeights(args, model, copy_base=args.offload_train)
+    return WeightsBackuper(lambda: named_params_and_buffers(args, model))
 
 
 def add_advantages(args: Namespace, rollout_data: RolloutBatch) -> None:

@@ -33,6 +33,10 @@ from slime.backends.megatron_utils.checkpoint_state import (
     sharding_metadata,
 )
 from slime.backends.megatron_utils.hf_to_megatron import load_hf_weights, supports_hf_weight_loading
+from slime.backends.megatron_utils.lora.checkpoint import base_state_dict, has_adapters, restore_adapters
+from slime.backends.megatron_utils.lora.identity import KEY as LORA_IDENTITY
+from slime.backends.megatron_utils.lora.identity import check_identity, check_no_adapters
+from slime.backends.megatron_utils.lora.peft_format import load_adapter
 from slime.backends.megatron_utils.rng_state import set_rng_state
 from slime.backends.megatron_utils.update_weight.common import unwrap_model
 from slime.backends.megatron_utils.value_head import take_missing_value_heads
@@ -72,7 +76,8 @@ def load_checkpoint(
 
     Args:
         path: a checkpoint directory, one `iter_*` directory, or a Hugging Face directory. Default: `args.load` at
-            `args.ckpt_step`; without that the weights of `args.hf_checkpoint`.
+            `args.ckpt_step`; without that the weights of `args.hf_checkpoint`. With LoRA a given path holds whole
+            weights for the base; by default the base is `args.hf_checkpoint` and `args.load` has the adapters.
         ckpt_step: the iteration to load from `path`; default: the one in the tracker file.
         weights_only: leave the optimizer, the schedule and the random state alone (reference models).
 
@@ -84,10 +89,15 @@ def load_checkpoint(
         FileNotFoundError: `path`, or the iteration in it, does not exist.
         ValueError: `path` is neither kind, or holds another architecture, or lacks the training state asked for.
     """
+    adapters = path is None and has_adapters(model)
+    if adapters:
+        load_hf_weights(args, model, args.hf_checkpoint)
+        if not is_megatron_checkpoint(args.load):
+            return _start_adapters(args, model, optimizer)
     if path is None:
         path, ckpt_step = (args.load, args.ckpt_step) if args.load is not None else (args.hf_checkpoint, None)
     if is_megatron_checkpoint(path):
-        return _load_torch_dist(args, model, optimizer, scheduler, Path(path), ckpt_step, weights_only)
+        return _load_torch_dist(args, model, optimizer, scheduler, Path(path), ckpt_step, weights_only, adapters)
     if not Path(path).exists():
         raise FileNotFoundError(f"checkpoint {path} does not exist")
     if not supports_hf_weight_loading(path):
@@ -99,6 +109,18 @@ def load_checkpoint(
     if optimizer is not None and not weights_only:
         optimizer.reload_model_params()
     _report("loaded the weights of %s", path)
+    return NO_ITERATION
+
+
+def _start_adapters(
+    args: argparse.Namespace, model: Sequence[torch.nn.Module], optimizer: MegatronOptimizer | None
+) -> int:
+    """New adapters on the base, or those of `args.lora_load`."""
+    if args.lora_load is not None:
+        load_adapter(args.lora_load, args, model)
+    if optimizer is not None:
+        optimizer.reload_model_params()
+    _report("adapters %s on the weights of %s", args.lora_load or "that are new", args.hf_checkpoint)
     return NO_ITERATION
 
 
@@ -124,6 +146,7 @@ def _load_torch_dist(
     path: Path,
     ckpt_step: int | None,
     weights_only: bool,
+    adapters: bool,
 ) -> int:
     from megatron.core import dist_checkpointing
 
@@ -133,6 +156,10 @@ def _load_torch_dist(
     directory = resolve_iteration(path, ckpt_step)
     common = dist_checkpointing.load_common_state_dict(str(directory))
     _check_architecture(args, directory, common)
+    if adapters:
+        check_identity(args, directory, common.get(LORA_IDENTITY))
+    else:
+        check_no_adapters(directory, common.get(LORA_IDENTITY))
     resumes = not (weights_only or args.finetune or directory.name == RELEASE)
     with_optimizer = resumes and not args.no_load_optim and optimizer is not None
     if with_optimizer and "opt_param_scheduler" not in common:
@@ -146,12 +173,14 @@ def _load_torch_dist(
         with_rng=resumes and not args.no_load_rng and _rng_fits(directory, common),
         metadata=sharding_metadata(dist_checkpointing.load_content_metadata(preloaded_state_dict=common)),
         is_loading=True,
+        whole_weights=not adapters,
     )
     heads = take_missing_value_heads(args, state, directory)
     loaded = _read(args, state, directory)
     for key, head in heads.items():
         loaded[key].update(head)
-    _restore(args, loaded, model, optimizer, scheduler, with_optimizer=with_optimizer, weights_only=weights_only)
+    _restore_weights(loaded, model, adapters)
+    _restore(args, loaded, optimizer, scheduler, with_optimizer=with_optimizer, weights_only=weights_only)
     _report("loaded %s%s", directory, "" if resumes else " (weights only)")
     return int(common["iteration"]) if resumes else NO_ITERATION
 
@@ -169,19 +198,25 @@ def _read(args: argparse.Namespace, state: dict[str, Any], directory: Path) -> d
     return dist_checkpointing.load(state, str(directory), strategy, strict=args.dist_ckpt_strictness)
 
 
+def _restore_weights(loaded: dict[str, Any], model: Sequence[torch.nn.Module], adapters: bool) -> None:
+    for index, wrapped in enumerate(model):
+        state, chunk = loaded["model" if len(model) == 1 else f"model{index}"], unwrap_model(wrapped)
+        if adapters:
+            restore_adapters(chunk, state)
+        else:
+            chunk.load_state_dict(base_state_dict(chunk, state))
+
+
 @torch.no_grad()  # a float32 distributed optimizer copies into leaves that require gradients
 def _restore(
     args: argparse.Namespace,
     loaded: dict[str, Any],
-    model: Sequence[torch.nn.Module],
     optimizer: MegatronOptimizer | None,
     scheduler: OptimizerParamScheduler | None,
     *,
     with_optimizer: bool,
     weights_only: bool,
 ) -> None:
-    for index, chunk in enumerate(model):
-        unwrap_model(chunk).load_state_dict(loaded["model" if len(model) == 1 else f"model{index}"])
     if with_optimizer:
         assert optimizer is not None and scheduler is not None
         optimizer.load_state_dict(fit_optimizer_state(optimizer, loaded["optimizer"]))

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from slime.backends.megatron_utils.checkpoint_optimizer import create_missing_moments
+from slime.backends.megatron_utils.lora.checkpoint import has_adapters, sharded_adapters
+from slime.backends.megatron_utils.lora.identity import KEY as LORA_IDENTITY
+from slime.backends.megatron_utils.lora.identity import lora_identity
 from slime.backends.megatron_utils.rng_state import get_rng_state
 from slime.backends.megatron_utils.update_weight.common import unwrap_model
 from slime.backends.megatron_utils.value_head import has_value_head
@@ -40,8 +43,12 @@ def generate_state(
     with_rng: bool,
     metadata: dict[str, Any],
     is_loading: bool,
+    whole_weights: bool = False,
 ) -> dict[str, Any]:
-    """This rank's part; when loading, it says what to load where. Without `optimizer` the schedule is left out too."""
+    """This rank's part; when loading, it says what to load where. Without `optimizer` the schedule is left out too.
+
+    With LoRA it is the adapters' state, unless `whole_weights` asks for the base's.
+    """
     state: dict[str, Any] = {
         "checkpoint_version": 3.0,
         "iteration": iteration,
@@ -49,9 +56,15 @@ def generate_state(
         "parallel_layout": parallel_layout(),
         "has_rng_state": with_rng,
     }
+    adapters = has_adapters(model) and not whole_weights
     for index, chunk in enumerate(model):
         key = "model" if len(model) == 1 else f"model{index}"
-        state[key] = unwrap_model(chunk).sharded_state_dict(metadata=metadata)
+        if adapters:
+            state[key] = sharded_adapters(chunk)
+        else:
+            state[key] = unwrap_model(chunk).sharded_state_dict(metadata=metadata)
+    if adapters:
+        state[LORA_IDENTITY] = lora_identity(args)
     if optimizer is not None:
         assert scheduler is not None
         create_missing_moments(optimizer)

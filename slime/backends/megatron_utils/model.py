@@ -255,7 +255,15 @@ def train(
         )
         metrics[f"train/{'' if role == 'actor' else f'{role}-'}skipped_steps"] = skipped
         history.append(metrics)
+    _finish_param_gather(model)
     return history
+
+
+def _finish_param_gather(model: Sequence[DDP]) -> None:
+    """Gather the last step's parameters now: what reads the weights next may be no forward pass."""
+    if should_disable_forward_pre_hook(model):
+        disable_forward_pre_hook(model)
+        enable_forward_pre_hook(model)
 
 
 def prepare_for_training(model: Sequence[DDP], optimizer: MegatronOptimizer) -> None:

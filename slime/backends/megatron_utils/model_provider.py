@@ -25,8 +25,8 @@ _PADDED_LOGIT = -1.0e4
 def get_model_provider_func(args: argparse.Namespace, role: str = "actor") -> ModelProvider:
     """`provider(pre_process, post_process, vp_stage=None) -> model`: the user's, or GPTModel with `--spec`'s layers.
 
-    The provider freezes parameters as `--only-train-params-name-list` / `--freeze-params-name-list` say. A critic's
-    last chunk ends in a value head.
+    With `--lora-rank` only its adapters train; else the provider freezes parameters as `--only-train-params-name-list`
+    / `--freeze-params-name-list` say. A critic's last chunk ends in a value head.
 
     Raises:
         ValueError: an unknown role.
@@ -42,7 +42,12 @@ def get_model_provider_func(args: argparse.Namespace, role: str = "actor") -> Mo
             attach_value_head(model, args.seed)
         elif post_process:
             mask_padded_vocabulary(model, args.vocab_size)
-        freeze_parameters(model, args)
+        if args.lora_rank is None:
+            freeze_parameters(model, args)
+        else:
+            from slime.backends.megatron_utils.lora.attach import attach_adapters
+
+            attach_adapters(model, args)
         return model
 
     return provide

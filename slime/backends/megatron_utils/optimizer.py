@@ -9,6 +9,7 @@ import torch
 
 from slime.backends.megatron_utils.arguments import ddp_config_from_args, optimizer_config_from_args
 from slime.backends.megatron_utils.checkpoint import load_checkpoint
+from slime.backends.megatron_utils.lora.attach import check_targets
 from slime.backends.megatron_utils.model_provider import check_freeze_patterns, get_model_provider_func
 from slime.backends.megatron_utils.stateless_adam import drop_moments
 from slime.utils.accelerator import current
@@ -56,6 +57,8 @@ def build_model(args: argparse.Namespace, role: str) -> list[DistributedDataPara
 
     chunks = _build_chunks(args, role)
     check_freeze_patterns(chunks, args)
+    if args.lora_rank is not None:
+        check_targets(chunks, args)
     config = chunks[0].config
     if config.fp16 or config.bf16:
         chunks = [Float16Module(config, chunk) for chunk in chunks]

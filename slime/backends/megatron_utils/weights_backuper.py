@@ -16,7 +16,7 @@ class WeightsBackuper:
     """
 
     def __init__(self, source: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
-        self._source = source
+        self.source = source
         self._copies: dict[str, dict[str, Tensor]] = {}
 
     @property
@@ -27,17 +27,22 @@ class WeightsBackuper:
     def backup(self, tag: str) -> None:
         """Copy the live weights under `tag`."""
         copy = self._copies.setdefault(tag, {})
-        for name, weight in self._source():
+        for name, weight in self.source():
             if name not in copy:
                 copy[name] = torch.empty_like(weight, device="cpu", pin_memory=weight.device.type == "cuda")
             copy[name].copy_(weight.detach(), non_blocking=True)
         _synchronize()
 
+    def backup_other(self, tag: str, path: str, load: Callable[[], None]) -> None:
+        """Copy what `load` fills the model with, from `path`, under `tag`; the model holds that afterwards."""
+        load()
+        self.backup(tag)
+
     @torch.no_grad()
     def restore(self, tag: str) -> None:
         """Copy the weights under `tag` into the live model."""
         copy = self.get(tag)
-        for name, weight in self._source():
+        for name, weight in self.source():
             weight.data.copy_(copy[name], non_blocking=True)
         _synchronize()
 

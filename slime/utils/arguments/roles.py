@@ -22,6 +22,8 @@ _CRITIC = {
     "custom_advantage_function_path": None,
     "keep_old_actor": False,
     "save_hf": None,
+    "lora_rank": None,  # a critic is trained whole
+    "lora_save_adapter": None,
     "untie_embeddings_and_output_weights": True,
     "loss_type": "value_loss",
 }
@@ -102,6 +104,8 @@ def check_role_args(base: argparse.Namespace, args: argparse.Namespace, role: st
     for dest in _SHARED:
         if getattr(args, dest, None) != getattr(base, dest, None):
             problems.add(f"--megatron-config-path: {dest} can't differ between roles (here for role {role})")
+    if role == "critic" and args.lora_rank is not None:
+        problems.add("--megatron-config-path: lora_rank can't be set for role critic: a critic is trained whole")
     if role == "critic" and args.save is not None and args.save == base.save:
         problems.add(f"--megatron-config-path: actor and critic would both save to {args.save}")
     problems.raise_if_any()

@@ -9,6 +9,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+# the child of a model chunk that holds its LoRA adapters (`lora.attach`); they are no weights of the base
+ADAPTERS = "lora"
+
 _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 _LOCAL_EXPERT = re.compile(r"(\.experts\.local_experts\.)(\d+)(\.)|(\.experts\.linear_fc[12]\.(?:weight|bias))(\d+)$")
 # buffers that are weights of the model for the outside
@@ -34,6 +37,7 @@ def named_params_and_buffers(
 ) -> Iterator[tuple[str, Tensor]]:
     """Weights of this rank's model chunks as (name, tensor).
 
+    Adapters (LoRA) are not among them: `lora.weights.named_adapters` has them.
     Global names (the default) count layers over all pipeline stages and experts over all expert-parallel ranks, so
     that they are unique over the model; the tensors are this rank's shards, not copies.
     """
@@ -41,6 +45,8 @@ def named_params_and_buffers(
         chunk = unwrap_model(wrapped)
         buffers = ((name, buffer) for name, buffer in chunk.named_buffers() if name.endswith(_WEIGHT_BUFFERS))
         for name, tensor in (*chunk.named_parameters(), *buffers):
+            if name.startswith(f"{ADAPTERS}."):
+                continue
             yield (global_name(name, chunk) if convert_to_global_name else f"vp_stages.{index}.{name}"), tensor
 
 

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from slime.backends.megatron_utils.families import Family, ModelShape, family_of_checkpoint, shape_from_model
 from slime.backends.megatron_utils.families.table import OUTPUT_LAYER
+from slime.backends.megatron_utils.lora.merge import AdapterMerger
+from slime.backends.megatron_utils.lora.weights import named_adapters
 from slime.backends.megatron_utils.update_weight.common import (
     named_params_and_buffers,
     tensor_parallel_group,
@@ -42,7 +44,7 @@ class HfWeightIterator:
     Every rank takes part in every step, and every rank gets every full tensor: a weight goes from the stage (and
     expert rank) that holds it to all others, then the tensor-parallel shards are gathered and converted by the
     family's table. The order is the same on all ranks and in every call. Tensors may share memory with the weights
-    that they come from: read them, don't change them.
+    that they come from: read them, don't change them. With LoRA they are the base's and the adapters' together.
 
     Args:
         own_stage_only: leave out what other pipeline stages hold, so that stages can send side by side.
@@ -55,6 +57,7 @@ class HfWeightIterator:
 
         self._args = args
         self._model = model
+        self._merger = AdapterMerger(model)
         self._family: Family = family_of_checkpoint(args.hf_checkpoint)
         self._shape: ModelShape = shape_from_model(args, unwrap_model(model[0]).config)
         self._infos = _agree_on_infos(self._local_infos())
@@ -83,7 +86,7 @@ class HfWeightIterator:
             weights: this rank's shards by global name (as `WeightsBackuper.get` returns them); default the live model.
         """
         if weights is None:
-            weights = dict(named_params_and_buffers(self._args, self._model))
+            weights = dict((*named_params_and_buffers(self._args, self._model), *named_adapters(self._model)))
         for bucket in self._buckets:
             shards = self._broadcast_over_stages(bucket, weights)
             yield self._gather_and_convert(bucket, shards)
@@ -117,8 +120,10 @@ class HfWeightIterator:
         shards, handles = [], []
         for info in bucket:
             own = weights.get(info.name)
-            shard = torch.empty(info.shape, dtype=info.dtype, device=device) if own is None else own.to(device)
-            shard = shard.detach().contiguous()
+            if own is None:
+                shard = torch.empty(info.shape, dtype=info.dtype, device=device)
+            else:
+                shard = self._merger.merged(info.name, own.detach().to(device), weights).contiguous()
             holds_expert = info.expert_rank is None or info.expert_rank == ps.get_expert_model_parallel_rank()
             if self._over_stages and holds_expert:
                 group = ps.get_pipeline_model_parallel_group()

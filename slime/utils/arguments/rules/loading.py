@@ -47,7 +47,8 @@ def resolve_loading(context: Context) -> None:
     """`--load` where it has a checkpoint; else the weights alone, from `--load`, `--ref-load` or `--hf-checkpoint`.
 
     A `--load` without a checkpoint is an error, unless it is also `--save`: then the run starts afresh there and
-    resumes the next time. `args.resume_folder` is the `--load` that is such a folder.
+    resumes the next time. With LoRA the weights are those of `--hf-checkpoint`. `args.resume_folder` is the `--load`
+    that is such a folder.
     """
     args = context.args
     args.resume_folder = None
@@ -71,8 +72,8 @@ def resolve_loading(context: Context) -> None:
     for dest in ("no_load_optim", "no_load_rng", "finetune"):
         context.force(dest, True, "loading weights alone")
     if not is_hf_checkpoint(args.load):
-        args.load = args.ref_load
-        if args.ref_ckpt_step is not None:
+        args.load = args.ref_load if args.lora_rank is None else args.hf_checkpoint
+        if args.lora_rank is None and args.ref_ckpt_step is not None:
             args.ckpt_step = args.ref_ckpt_step
     context.fill_none("start_rollout_id", 0)
 
@@ -99,7 +100,7 @@ def check_saving(context: Context) -> None:
     context.needs("keep_checkpoints", "save")
     context.needs("use_stateless_adam", "no_save_optim")
     if args.save_hf is not None:
-        _check_template(context, "save_hf", {"rollout_id": 0})
+        check_template(context, "save_hf", {"rollout_id": 0})
 
 
 def resolve_dumps(context: Context) -> None:
@@ -124,12 +125,13 @@ def check_dumps(context: Context) -> None:
     rollout, train = args.save_debug_rollout_data, args.save_debug_train_data
     if rollout is not None and rollout == train:
         context.problems.add(f"--save-debug-rollout-data and --save-debug-train-data are both {rollout}")
-    _check_template(context, "save_debug_rollout_data", {"rollout_id": 0})
-    _check_template(context, "load_debug_rollout_data", {"rollout_id": 0})
-    _check_template(context, "save_debug_train_data", {"rollout_id": 0, "rank": 0})
+    check_template(context, "save_debug_rollout_data", {"rollout_id": 0})
+    check_template(context, "load_debug_rollout_data", {"rollout_id": 0})
+    check_template(context, "save_debug_train_data", {"rollout_id": 0, "rank": 0})
 
 
-def _check_template(context: Context, dest: str, names: dict[str, int]) -> None:
+def check_template(context: Context, dest: str, names: dict[str, int]) -> None:
+    """A path whose braces hold other names than `names`."""
     template = getattr(context.args, dest)
     if template is None:
         return
