@@ -7,7 +7,8 @@ from slime.utils.arguments.flag import flag, in_group, positive_int
 ALL_LINEAR, EXPERTS = "all-linear", "experts"
 # the last ones are of fused MLPs (GLM-4) and multi-latent attention (DeepSeek)
 HF_TARGETS = (
-    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "q_b_proj", "kv_b_proj",
+    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+    "gate_up_proj", "q_b_proj", "kv_b_proj",
 )  # fmt: skip
 MEGATRON_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 
