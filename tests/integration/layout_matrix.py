@@ -47,6 +47,7 @@ class Case:
         permuted: the samples of each step in another order.
         rollout: "plain", or "half_empty": every second sample has no response, so with two data-parallel ranks and
             micro-batches in order, one has no response token.
+        tolerance: largest relative difference; a family with longer sums in float32 has more rounding.
     """
 
     model: str
@@ -54,6 +55,7 @@ class Case:
     batching: str = "--micro-batch-size 1"
     permuted: bool = False
     rollout: str = "plain"
+    tolerance: float = TOLERANCE
 
 
 @dataclasses.dataclass
@@ -202,25 +204,28 @@ def compare(case: Case, model_dir: str, path: str) -> dict[str, float]:
     got = run_case(case, model_dir)
     worst = {"gradient": 0.0}
     for step, (ours, reference) in enumerate(zip(got.gradients, expected.gradients, strict=True)):
-        worst["gradient"] = max(worst["gradient"], _compare_tensors(f"step {step}, gradient of", ours, reference))
-    worst["parameter"] = _compare_tensors("after three steps,", got.parameters, expected.parameters)
+        difference = _compare_tensors(f"step {step}, gradient of", ours, reference, case.tolerance)
+        worst["gradient"] = max(worst["gradient"], difference)
+    worst["parameter"] = _compare_tensors("after three steps,", got.parameters, expected.parameters, case.tolerance)
     for step, (metrics, reference) in enumerate(zip(got.metrics, expected.metrics, strict=True)):
-        _compare_metrics(f"step {step}", metrics, reference)
+        _compare_metrics(f"step {step}", metrics, reference, case.tolerance)
     return worst
 
 
-def _compare_tensors(what: str, ours: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> float:
+def _compare_tensors(
+    what: str, ours: Mapping[str, Tensor], reference: Mapping[str, Tensor], tolerance: float
+) -> float:
     assert ours.keys() == reference.keys(), ours.keys() ^ reference.keys()
     worst = 0.0
     for name, expected in reference.items():
         largest = expected.abs().max().clamp(min=SMALLEST)
         difference = ((ours[name] - expected).abs().max() / largest).item()
-        assert difference <= TOLERANCE, f"{what} {name} differs by {difference:.1e} of its largest element"
+        assert difference <= tolerance, f"{what} {name} differs by {difference:.1e} of its largest element"
         worst = max(worst, difference)
     return worst
 
 
-def _compare_metrics(step: str, ours: Mapping[str, float], reference: Mapping[str, float]) -> None:
+def _compare_metrics(step: str, ours: Mapping[str, float], reference: Mapping[str, float], tolerance: float) -> None:
     """Where the loss is known (the last pipeline stage) all of them, elsewhere those that every rank has."""
     from megatron.core import parallel_state as mpu
 
@@ -233,6 +238,6 @@ def _compare_metrics(step: str, ours: Mapping[str, float], reference: Mapping[st
     assert ours.keys() <= reference.keys(), ours.keys() - reference.keys()
     assert not (missing and mpu.is_pipeline_last_stage(ignore_virtual=True)), missing
     for name, value in ours.items():
-        assert abs(value - reference[name]) <= 1e-6 + TOLERANCE * abs(reference[name]), (
+        assert abs(value - reference[name]) <= 1e-6 + tolerance * abs(reference[name]), (
             f"{step}: {name} is {value}, not {reference[name]}"
         )

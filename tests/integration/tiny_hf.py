@@ -52,6 +52,17 @@ LATENT = {
     "v_head_dim": 14,
 }
 
+SHARED_EXPERT = {**MOE, "shared_expert_intermediate_size": 28}
+# a quarter of the layers with softmax attention; two key heads, so that tensor parallelism can cut between them
+DELTA_NET = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 10,
+    "linear_conv_kernel_dim": 3,
+    "rope_parameters": {**ROPE, "partial_rotary_factor": 0.4},
+}
+
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3_tied": {"model_type": "qwen3", "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", "tie_word_embeddings": False},
@@ -107,6 +118,14 @@ MODELS: dict[str, dict[str, Any]] = {
         "q_lora_rank": None,
         "n_group": 1,
         "topk_group": 1,
+    },
+    "qwen3_next": {"model_type": "qwen3_next", "tie_word_embeddings": False, **SHARED_EXPERT, **DELTA_NET},
+    "qwen3_5": {"model_type": "qwen3_5_text", "tie_word_embeddings": True, **DELTA_NET},
+    "qwen3_5_experts": {
+        "model_type": "qwen3_5_moe_text",
+        "tie_word_embeddings": False,
+        **SHARED_EXPERT,
+        **DELTA_NET,
     },
 }
 

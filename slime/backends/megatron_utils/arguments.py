@@ -118,6 +118,8 @@ def _derived_model_fields(args: argparse.Namespace) -> dict[str, Any]:
         derived["num_query_groups"] = None
     if getattr(args, "num_experts", None) is None:
         derived["moe_layer_freq"] = 1
+    if getattr(args, "experimental_attention_variant", None) == "gated_delta_net":
+        derived["experimental_attention_variant"] = None  # Megatron's refuses context parallelism, slime's does not
     if getattr(args, "multi_latent_attention", False) and getattr(args, "rope_type", None) is None:
         derived["rope_type"] = "yarn"
     return derived

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from slime.backends.megatron_utils.arguments import transformer_config_from_args
+from slime.backends.megatron_utils.layer_spec import decoder_block_spec
 from slime.backends.megatron_utils.value_head import attach_value_head
 from slime.utils.accelerator import current
 from slime.utils.misc import load_function
@@ -67,12 +68,7 @@ def _select_provider(args: argparse.Namespace) -> ModelProvider:
 
 
 def _default_spec(args: argparse.Namespace, config: Any, vp_stage: int | None) -> Any:
-    block = current().layer_spec(config, vp_stage=vp_stage)
-    if not (args.post_self_attn_layernorm or args.post_mlp_layernorm):
-        return block
-    from slime.backends.megatron_utils.post_norms import add_post_norms
-
-    return add_post_norms(block, attention=args.post_self_attn_layernorm, mlp=args.post_mlp_layernorm)
+    return decoder_block_spec(args, config, vp_stage)
 
 
 def _gpt_model(

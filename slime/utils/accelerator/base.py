@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
 
+    from slime.backends.megatron_utils.modules.delta_rule import DeltaRuleKernels
     from slime.utils.accelerator.memory_saver import MemorySaver
 
 
@@ -150,6 +151,12 @@ class Accelerator(abc.ABC):
             normalization=config.normalization,
             vp_stage=vp_stage,
         )
+
+    def delta_rule_kernels(self, backend: str) -> DeltaRuleKernels:
+        """The kernels of gated delta net layers: those that `--qwen-gdn-backend` names, where the device has them."""
+        from slime.backends.megatron_utils.modules.delta_rule import TORCH_KERNELS
+
+        return TORCH_KERNELS
 
     def memory_saver(self) -> MemorySaver:
         """The saver that takes the trainer's weights, gradients and optimizer state off the device and back.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from slime.utils.accelerator.torch_device import TorchDeviceAccelerator
 
 if TYPE_CHECKING:
+    from slime.backends.megatron_utils.modules.delta_rule import DeltaRuleKernels
     from slime.utils.accelerator.memory_saver import MemorySaver
 
 
@@ -80,6 +81,13 @@ class CudaAccelerator(TorchDeviceAccelerator):
     def megatron_config_overrides(self) -> dict[str, Any]:
         """Megatron's local modules where Transformer Engine is not installed."""
         return {} if importlib.util.find_spec("transformer_engine") else {"transformer_impl": "local"}
+
+    def delta_rule_kernels(self, backend: str) -> DeltaRuleKernels:
+        if backend == "torch":
+            return super().delta_rule_kernels(backend)
+        from slime.backends.megatron_utils.modules.delta_rule_fla import fla_kernels
+
+        return fla_kernels()
 
     def _make_memory_saver(self) -> MemorySaver:
         from slime.utils.accelerator.torch_memory_saver import TorchMemorySaver

@@ -8,6 +8,8 @@ from slime.utils.arguments.errors import ConfigError
 
 # DeepSeek-V3's router: sigmoid scores, a bias that chooses experts and does not weigh them, groups of experts
 _SIGMOID_ROUTER = frozenset({"deepseek_v3", "glm4_moe", "glm4_moe_lite", "kimi_k2"})
+# the chosen experts' weights always add up to one, which the config does not say
+_ALWAYS_NORMED = frozenset({"qwen3_5_moe_text"})
 _COMMON = {
     "moe_router_load_balancing_type": ["none"],
     "moe_aux_loss_coeff": [0.0],
@@ -27,7 +29,7 @@ def expert_facts(text: dict[str, Any], num_layers: int) -> dict[str, Any]:
         **_COMMON,
         **_sparse_steps(text, num_layers),
         "moe_router_score_function": "softmax",
-        "moe_router_pre_softmax": not text.get("norm_topk_prob", False),
+        "moe_router_pre_softmax": not text.get("norm_topk_prob", text.get("model_type") in _ALWAYS_NORMED),
         "moe_router_enable_expert_bias": False,
     }
 

@@ -42,10 +42,19 @@ _LATENT_SAME_MEANING = {
     "qk_rope_head_dim": "qk_pos_emb_head_dim",
     "v_head_dim": "v_head_dim",
 }
-_QK_NORM = frozenset({"qwen3", "qwen3_moe"})
-_QKV_BIAS = frozenset({"qwen2", "qwen2_moe"})
+# every fourth layer with softmax attention, the others with a gated delta net
+_GATED_DELTA_NET = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
+_LINEAR_ATTENTION = (
+    "linear_conv_kernel_dim",
+    "linear_key_head_dim",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_value_head_dim",
+)
+_QK_NORM = frozenset({"minimax_m2", "qwen3", "qwen3_moe"}) | _GATED_DELTA_NET
+_QKV_BIAS = frozenset({"mimo", "qwen2", "qwen2_moe"})
 LATENT_ATTENTION = frozenset({"deepseek_v3", "glm4_moe_lite", "kimi_k2"})
-_GROUPED_ATTENTION = frozenset({"glm4", "glm4_moe", "llama", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
+_GROUPED_ATTENTION = frozenset({"glm4", "glm4_moe", "llama"}) | _QKV_BIAS | _QK_NORM
 _DECODERS = _GROUPED_ATTENTION | LATENT_ATTENTION
 
 
@@ -69,6 +78,8 @@ def config_from_hf(config: dict[str, Any]) -> dict[str, Any]:
     facts.update(rotary_facts(text, known=kind in _DECODERS, latent=kind in LATENT_ATTENTION))
     if kind in _DECODERS:
         facts.update(_decoder(text))
+    if kind in _GATED_DELTA_NET:
+        facts.update(_gated_delta_net(text))
     if "num_experts" in facts:
         facts.update(expert_facts(text, facts["num_layers"]))
         facts.update(shared_expert_facts(text))
@@ -89,6 +100,13 @@ def expand_layer_pattern(pattern: int | list[int], num_layers: int) -> list[int]
     if isinstance(pattern, list):
         return pattern
     return [int(layer % pattern == 0) for layer in range(num_layers)]
+
+
+def linear_attention_pattern(freq: int | list[int] | None, num_layers: int) -> list[int]:
+    """1 per layer with linear attention; an integer N stands for another kind in every N-th layer."""
+    if isinstance(freq, list):
+        return freq
+    return [int(freq is not None and (layer + 1) % freq != 0) for layer in range(num_layers)]
 
 
 def _heads(text: dict[str, Any]) -> dict[str, Any]:
@@ -124,6 +142,22 @@ def _decoder(text: dict[str, Any]) -> dict[str, Any]:
         "post_mlp_layernorm": kind == "glm4",
         "attention_dropout": text.get("attention_dropout", 0.0),
         "hidden_dropout": 0.0,
+    }
+
+
+def _gated_delta_net(text: dict[str, Any]) -> dict[str, Any]:
+    """Qwen3-Next and Qwen3.5: gated softmax attention in every N-th layer, norms whose weights count from one."""
+    interval = text.get("full_attention_interval", 4)
+    kinds = text.get("layer_types")
+    pattern = [int(kind == "linear_attention") for kind in kinds] if kinds else None
+    regular = pattern is None or pattern == linear_attention_pattern(interval, len(pattern))
+    facts = {key: text[key] for key in _LINEAR_ATTENTION if key in text}
+    return {
+        **facts,
+        "experimental_attention_variant": "gated_delta_net",
+        "linear_attention_freq": interval if regular else pattern,
+        "attention_output_gate": True,
+        "apply_layernorm_1p": True,
     }
 
 

@@ -8,7 +8,15 @@ from slime.utils.arguments.errors import ConfigError
 
 _INTERLEAVED = frozenset({"glm4"})
 # how much of each head rotates unless the config says otherwise; other families always rotate all of it
-_DEFAULT_SHARE = {"glm4": 0.5, "glm4_moe": 0.5, "glm4_moe_lite": 1.0}
+_DEFAULT_SHARE = {
+    "glm4": 0.5,
+    "glm4_moe": 0.5,
+    "glm4_moe_lite": 1.0,
+    "minimax_m2": 1.0,
+    "qwen3_5_moe_text": 0.25,
+    "qwen3_5_text": 0.25,
+    "qwen3_next": 0.25,
+}
 # what megatron-core 0.16.1 has fixed in its form of Llama 3's scaling
 _LLAMA3_FIXED = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
@@ -49,6 +57,8 @@ def _rotated_share(rope: dict[str, Any], text: dict[str, Any]) -> float:
     if text["model_type"] not in _DEFAULT_SHARE:
         return 1.0
     share = rope.get("partial_rotary_factor", text.get("partial_rotary_factor"))
+    if share is None and text.get("rotary_dim"):
+        share = text["rotary_dim"] / text["head_dim"]
     return _DEFAULT_SHARE[text["model_type"]] if share is None else share
 
 

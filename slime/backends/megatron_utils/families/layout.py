@@ -23,6 +23,16 @@ _EXPERT_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
 @dataclasses.dataclass(frozen=True)
+class LinearHeads:
+    """Heads of linear attention: a key head serves several value heads."""
+
+    keys: int
+    values: int
+    key_dim: int
+    value_dim: int
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelShape:
     """The sizes that the conversions depend on. `vocab_size` is the tokenizer's, without padding rows."""
 
@@ -33,6 +43,7 @@ class ModelShape:
     vocab_size: int
     num_experts: int
     tied_embeddings: bool
+    linear_heads: LinearHeads | None = None
 
     @classmethod
     def from_config(cls, config: TransformerConfig, *, vocab_size: int, tied_embeddings: bool) -> ModelShape:
@@ -44,11 +55,14 @@ class ModelShape:
             vocab_size=vocab_size,
             num_experts=config.num_moe_experts or 0,
             tied_embeddings=tied_embeddings,
+            linear_heads=_linear_heads(vars(config)) if config.linear_attention_freq is not None else None,
         )
 
     @classmethod
     def from_hf(cls, hf_config: dict[str, Any]) -> ModelShape:
-        """The same from the content of a `config.json`."""
+        """The same from the content of a `config.json`; a nested `text_config` is used where there is one."""
+        tied = hf_config.get("tie_word_embeddings", False)
+        hf_config = {"tie_word_embeddings": tied, **(hf_config.get("text_config") or hf_config)}
         heads = hf_config["num_attention_heads"]
         return cls(
             num_layers=hf_config["num_hidden_layers"],
@@ -57,8 +71,18 @@ class ModelShape:
             head_dim=hf_config.get("head_dim") or hf_config["hidden_size"] // heads,
             vocab_size=hf_config["vocab_size"],
             num_experts=next((hf_config[key] for key in _EXPERT_COUNTS if hf_config.get(key)), 0),
-            tied_embeddings=hf_config.get("tie_word_embeddings", False),
+            tied_embeddings=hf_config["tie_word_embeddings"],
+            linear_heads=_linear_heads(hf_config) if "linear_num_key_heads" in hf_config else None,
         )
+
+
+def _linear_heads(config: dict[str, Any]) -> LinearHeads:
+    return LinearHeads(
+        keys=config["linear_num_key_heads"],
+        values=config["linear_num_value_heads"],
+        key_dim=config["linear_key_head_dim"],
+        value_dim=config["linear_value_head_dim"],
+    )
 
 
 @dataclasses.dataclass(frozen=True)

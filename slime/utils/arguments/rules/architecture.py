@@ -5,7 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from slime.utils.arguments.hf_facts import TRAINING_CHOICES, config_from_hf, expand_layer_pattern, has_dense_layer
+from slime.utils.arguments.hf_facts import (
+    TRAINING_CHOICES,
+    config_from_hf,
+    expand_layer_pattern,
+    has_dense_layer,
+    linear_attention_pattern,
+)
 from slime.utils.arguments.rules.context import Context
 from slime.utils.arguments.rules.loading import is_hf_checkpoint, read_hf_config
 
@@ -54,6 +60,9 @@ def apply_facts(context: Context, facts: dict[str, Any], source: str) -> None:
 def _equal(dest: str, given: Any, fact: Any, facts: dict[str, Any]) -> bool:
     if dest == "moe_layer_freq":
         return expand_layer_pattern(given, facts["num_layers"]) == expand_layer_pattern(fact, facts["num_layers"])
+    if dest == "linear_attention_freq":
+        layers = facts["num_layers"]
+        return linear_attention_pattern(given, layers) == linear_attention_pattern(fact, layers)
     if dest in ("moe_router_num_groups", "moe_router_group_topk"):
         return (given or 1) == (fact or 1)
     if isinstance(given, int | float) and isinstance(fact, int | float):

@@ -1,0 +1,1 @@
+"""Layers that megatron-core lacks or has without packed sequences."""

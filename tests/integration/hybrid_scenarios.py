@@ -1,0 +1,39 @@
+"""Scenarios of test_hybrid_families.py; several models per process, which is most of what a test costs."""
+
+from __future__ import annotations
+
+import layout_matrix
+from layout_matrix import Case
+from weight_scenarios import EP2, PP2, PP2_VPP2, TP2, check_round_trip
+
+SP = "--sequence-parallel"
+DELTA_NETS = ("qwen3_next", "qwen3_5", "qwen3_5_experts")
+
+
+def scenario_single(context: dict[str, str]) -> None:
+    for name in DELTA_NETS:
+        check_round_trip(context, name)
+
+
+def scenario_tp2(context: dict[str, str]) -> None:
+    check_round_trip(context, "qwen3_next", flags=f"{TP2} {SP}")
+    check_round_trip(context, "qwen3_5", flags=TP2)
+
+
+def scenario_pp2(context: dict[str, str]) -> None:
+    check_round_trip(context, "qwen3_next", flags=PP2)
+    check_round_trip(context, "qwen3_5", flags=PP2_VPP2)
+
+
+def scenario_ep2(context: dict[str, str]) -> None:
+    check_round_trip(context, "qwen3_next", flags=EP2)
+    check_round_trip(context, "qwen3_5_experts", flags=EP2)
+
+
+def scenario_references(context: dict[str, str], models: list[str]) -> None:
+    for model in models:
+        layout_matrix.save_reference(model, "plain", f"{context['models']}/{model}", f"{context['root']}/{model}.pt")
+
+
+def scenario_layout(context: dict[str, str], case: Case) -> None:
+    layout_matrix.compare(case, f"{context['models']}/{case.model}", f"{context['root']}/{case.model}.pt")
