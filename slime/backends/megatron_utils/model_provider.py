@@ -59,16 +59,12 @@ def _select_provider(args: argparse.Namespace) -> ModelProvider:
         return load_function(args.custom_model_provider_path)
     if not args.spec:
         return lambda pre_process, post_process, vp_stage=None: _gpt_model(
-            args, _default_spec, pre_process, post_process, vp_stage
+            args, decoder_block_spec, pre_process, post_process, vp_stage
         )
     spec = load_function(".".join(args.spec)) if not isinstance(args.spec, str) else load_function(args.spec)
     if "pre_process" in inspect.signature(spec).parameters:
         return spec
     return lambda pre_process, post_process, vp_stage=None: _gpt_model(args, spec, pre_process, post_process, vp_stage)
-
-
-def _default_spec(args: argparse.Namespace, config: Any, vp_stage: int | None) -> Any:
-    return decoder_block_spec(args, config, vp_stage)
 
 
 def _gpt_model(
