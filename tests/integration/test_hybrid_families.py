@@ -15,7 +15,7 @@ MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_experts")
 TP2, CP2 = "--tensor-model-parallel-size 2", "--context-parallel-size 2"
 PACKED = "--use-dynamic-batch-size --max-tokens-per-gpu 90"
 FULL = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
-TOLERANCE = 2e-4  # of decays' gradients, which are small sums of large terms; others agree to 2e-5
+TOLERANCE = 5e-5  # A gated delta net adds up whole sequences in float32.
 
 
 def case(model: str, layout: str, batching: str = PACKED) -> Case:

@@ -146,9 +146,11 @@ def make_model(name: str, directory: Path, sharded: bool = False) -> Path:
     )
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
-        for parameter in model.parameters():
+        for key, parameter in model.named_parameters():
             # initial norms are all ones and biases all zeros, which would hide a mistake
             parameter.add_(torch.randn_like(parameter) * (0.1 if parameter.dim() == 1 else 0.05))
+            if key.endswith(".A_log"):  # long memories, so that a state that crosses sequences shows
+                parameter.copy_(torch.randn_like(parameter) * 0.5 - 2)
         for key, buffer in model.named_buffers():
             if key.endswith("e_score_correction_bias"):
                 buffer.add_(torch.randn_like(buffer) * 0.2)
