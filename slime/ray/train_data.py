@@ -166,6 +166,17 @@ def _to_tensors(shard: dict[str, Any]) -> dict[str, Any]:
     for name, dtype in dtypes.items():
         if name in shard:
             shard[name] = [torch.as_tensor(values, dtype=dtype) for values in shard[name]]
+    if "rollout_routed_experts" in shard:  # by far the largest column: layers x top-k ids per token
+        shard["rollout_routed_experts"] = [_narrow(experts) for experts in shard["rollout_routed_experts"]]
     if "rollout_mask_sums" in shard:
         shard["rollout_mask_sums"] = torch.tensor(shard["rollout_mask_sums"], dtype=torch.float32)
     return shard
+
+
+def _narrow(experts: Any) -> Any:
+    """The ids in the smallest integers that hold them."""
+    import torch
+
+    experts = torch.as_tensor(experts)
+    fits_byte = experts.numel() == 0 or int(experts.max()) < 128
+    return experts.to(torch.int8 if fits_byte else torch.int16).contiguous()

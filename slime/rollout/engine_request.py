@@ -78,7 +78,9 @@ def build_payload(args: Any, sample: Sample, sampling_params: dict[str, Any]) ->
     """Body of the request: ids in, ids and log-probs out."""
     payload: dict[str, Any] = {"sampling_params": sampling_params, "return_logprob": True}
     if getattr(args, "use_rollout_routing_replay", False):
-        payload["return_routed_experts"] = True
+        # What earlier weights sampled keeps the experts that sampled it.
+        known = 0 if sample.rollout_routed_experts is None else len(sample.rollout_routed_experts)
+        payload |= {"return_routed_experts": True, "routed_experts_start_len": known}
     images = (sample.multimodal_inputs or {}).get("images")
     if not images:
         return payload | {"input_ids": sample.tokens}
@@ -99,8 +101,12 @@ def request_headers(args: Any, sample: Sample) -> dict[str, str] | None:
     return None
 
 
-def read_output(args: Any, sample: Sample, output: dict[str, Any]) -> tuple[list[int], list[float]]:
-    """(token ids, log-probs) of an answer.
+def read_output(
+    args: Any, sample: Sample, output: dict[str, Any], payload: dict[str, Any] | None = None
+) -> tuple[list[int], list[float]]:
+    """(token ids, log-probs) of an answer to `payload`.
+
+    Notes in its meta_info at which token its routed experts start, which the engine doesn't say.
 
     Raises:
         ValueError: the answer lacks what was asked for; names the sample.
@@ -114,6 +120,8 @@ def read_output(args: Any, sample: Sample, output: dict[str, Any]) -> tuple[list
             f"{sample.name()}: --use-rollout-routing-replay is set, but the engine returned no routed experts:"
             " start engines with --sglang-enable-return-routed-experts, and a router that passes the request on whole"
         )
+    if payload is not None and meta.get("routed_experts") is not None:
+        meta.setdefault("routed_experts_start_len", payload.get("routed_experts_start_len", 0))
     tokens, log_probs = [entry[1] for entry in entries], [entry[0] for entry in entries]
     if not all(value is not None and math.isfinite(value) for value in log_probs):
         raise ValueError(f"{sample.name()}: the engine returned a log-prob that is not finite")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from slime.rollout.engine_choice import EngineList
 from slime.utils.http_utils import get_rollout_num_engines
 from slime.utils.misc import SingletonMeta
 from slime.utils.processing_utils import load_processor, load_tokenizer
@@ -14,6 +15,7 @@ class GenerateState(metaclass=SingletonMeta):
     """One per process: custom generate functions reach it with `GenerateState(args)`.
 
     Attributes:
+        engines: the engines behind the router, for requests that can't go through it.
         semaphore: bounds the samples in generation, sglang_server_concurrency per engine.
         sampling_params: the training rollout's; copy before changing.
         aborted: the batch is full (or the rollout failed): start nothing new, finish quickly.
@@ -25,6 +27,7 @@ class GenerateState(metaclass=SingletonMeta):
         self.args = args
         self.tokenizer = load_tokenizer(args.hf_checkpoint, trust_remote_code=True)
         self.processor = load_processor(args.hf_checkpoint, trust_remote_code=True)
+        self.engines = EngineList()
         self.semaphore = asyncio.Semaphore(args.sglang_server_concurrency * max(1, get_rollout_num_engines(args)))
         self.sampling_params = base_sampling_params(args) | {
             "temperature": args.rollout_temperature,

@@ -27,7 +27,41 @@ def check_samples(args: Any, samples: list[Sample]) -> None:
             raise ValueError(f"{sample.name()} has no tokens; made by {generate_hook(args, sample)}")
         if sample.rollout_log_probs is not None:
             _check_finite(args, sample, "rollout_log_probs", sample.rollout_log_probs)
+        if getattr(args, "use_rollout_routing_replay", False):
+            check_routed_experts(args, sample)
         check_reward(args, sample, sample.reward, args.reward_key)
+
+
+def check_routed_experts(args: Any, sample: Sample) -> None:
+    """Raise ValueError, naming the sample, unless each token before a trained one has valid experts of the engine.
+
+    Tokens behind the last trained one (a tool's last words) need none: the trainer's router chooses for them.
+    """
+    import torch
+
+    made_by = f"made by {generate_hook(args, sample)}; --use-rollout-routing-replay needs them of every sample"
+    experts = sample.rollout_routed_experts
+    if experts is None:
+        raise ValueError(f"{sample.name()} has no rollout_routed_experts, {made_by}")
+    experts = torch.as_tensor(experts)
+    wanted = (len(experts), args.num_layers, args.moe_router_topk)
+    if tuple(experts.shape) != wanted:
+        raise ValueError(
+            f"{sample.name()}: rollout_routed_experts has shape {tuple(experts.shape)}, expected {wanted}, {made_by}"
+        )
+    mask = sample.loss_mask if sample.loss_mask is not None else [1] * sample.response_length
+    trained = [i for i, kept in enumerate(mask) if kept and not sample.remove_sample]
+    needed = len(sample.tokens) - sample.response_length + trained[-1] if trained else 0
+    if not needed <= len(experts) <= len(sample.tokens):
+        raise ValueError(
+            f"{sample.name()}: rollout_routed_experts has {len(experts)} rows for {len(sample.tokens)} tokens, of "
+            f"which {needed} lie before the last trained one, {made_by}"
+        )
+    if len(experts) and not 0 <= int(experts.min()) <= int(experts.max()) < args.num_experts:
+        raise ValueError(
+            f"{sample.name()}: rollout_routed_experts has ids from {int(experts.min())} to {int(experts.max())}, the "
+            f"model has experts 0 to {args.num_experts - 1}, {made_by}"
+        )
 
 
 def check_reward(args: Any, sample: Sample, reward: Any, key: str | None) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 from slime.observability.trace_utils import build_sglang_meta_trace_attrs, trace_span
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, SampleGroup
 from slime.rollout.engine_abort import drain
+from slime.rollout.engine_choice import generate_url
 from slime.rollout.engine_request import (
     build_payload,
     check_token_ids,
@@ -92,11 +93,11 @@ async def generate(args: Namespace, sample: Sample, sampling_params: dict[str, A
         sample.status = Sample.Status.TRUNCATED
         return sample
     payload = build_payload(args, sample, {**sampling_params, "max_new_tokens": budget})
-    url = router_url((args.sglang_router_ip, args.sglang_router_port), "/generate")
+    url = await generate_url(args, state.engines, sample)
     with trace_span(sample, "sglang_generate") as span:
         output = await _request(args, sample, url, payload)
         span.update(build_sglang_meta_trace_attrs(output["meta_info"]))
-    tokens, log_probs = read_output(args, sample, output)
+    tokens, log_probs = read_output(args, sample, output, payload)
     sample.append_response_tokens(
         args, tokens=tokens, log_probs=log_probs, meta_info=output["meta_info"], text=output.get("text", "")
     )

@@ -62,14 +62,32 @@ def _append_top_p(sample: Sample, ids: list[int], offsets: list[int], num_tokens
 
 
 def _append_routed_experts(sample: Sample, args: Any, experts: np.ndarray, start_len: int) -> None:
-    """Shape [tokens - 1, num_layers, topk]; rows before `start_len` are kept from the earlier request."""
+    """Shape [tokens - 1, num_layers, topk]; rows before `start_len` are kept from the earlier request.
+
+    Row t holds the experts of token t, so the rows reach up to the token before the last, which the engine has only
+    sampled and not yet read.
+    """
     import torch
 
-    if args is None:
+    if getattr(args, "num_layers", None) is None:
         raise ValueError("routed experts need args.num_layers and args.moe_router_topk for their shape")
+    if experts.size % (args.num_layers * args.moe_router_topk):
+        raise ValueError(
+            f"{sample.name()}: {experts.size} routed experts don't divide into {args.num_layers} layers x top "
+            f"{args.moe_router_topk}"
+        )
     rows = torch.from_numpy(experts.copy()).reshape(-1, args.num_layers, args.moe_router_topk)
-    if start_len and sample.rollout_routed_experts is not None:
-        rows = torch.cat([sample.rollout_routed_experts[:start_len], rows])
+    if start_len:
+        earlier = sample.rollout_routed_experts
+        if earlier is None or len(earlier) < start_len:
+            raise ValueError(
+                f"{sample.name()}: routed experts from token {start_len} on, but those before it are missing"
+            )
+        rows = torch.cat([earlier[:start_len], rows])
+    if len(rows) != len(sample.tokens) - 1:
+        raise ValueError(
+            f"{sample.name()}: {len(rows)} rows of routed experts for {len(sample.tokens)} tokens (expected one less)"
+        )
     sample.rollout_routed_experts = rows
 
 

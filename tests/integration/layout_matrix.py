@@ -6,6 +6,7 @@ one an element whose gradient is rounding noise moves by a full learning rate in
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -74,6 +75,7 @@ def run_case(case: Case, model_dir: str) -> Outcome:
     from slime.backends.megatron_utils.data import get_data_iterator
     from slime.backends.megatron_utils.loss import compute_advantages_and_returns, get_log_probs_and_entropy
     from slime.backends.megatron_utils.model import forward_only, train
+    from slime.backends.megatron_utils.moe.routing_replay import RoutingReplay
     from slime.backends.megatron_utils.optimizer import initialize_model_and_optimizer
     from slime.backends.megatron_utils.update_weight.hf_weight_iterator import HfWeightIterator
 
@@ -82,12 +84,15 @@ def run_case(case: Case, model_dir: str) -> Outcome:
     model, optimizer, scheduler, _ = initialize_model_and_optimizer(args, "actor")
     data = rank_rollout(args, case, model)
     iterator, counts = get_data_iterator(data), data["num_microbatches"]
+    replay = RoutingReplay(args, model) if args.use_routing_replay else None
     data |= forward_only(get_log_probs_and_entropy, args, model, iterator, counts, "ref_")
-    data |= forward_only(get_log_probs_and_entropy, args, model, iterator, counts)
+    with replay.record() if replay else contextlib.nullcontext():
+        data |= forward_only(get_log_probs_and_entropy, args, model, iterator, counts, replay=replay)
     if mpu.is_pipeline_last_stage(ignore_virtual=True):
         compute_advantages_and_returns(args, data)
     recorder = GradientRecorder(args, model, optimizer)
-    metrics = train(args, 0, model, recorder, scheduler, iterator, counts, data["global_batch_sizes"])
+    sizes = data["global_batch_sizes"]
+    metrics = train(args, 0, model, recorder, scheduler, iterator, counts, sizes, replay=replay)
     parameters = _named(HfWeightIterator(args, model).chunks())
     return Outcome(metrics, recorder.gradients, parameters)
 

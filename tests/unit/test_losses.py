@@ -40,7 +40,8 @@ def make_args(**changes: Any) -> Namespace:
         "constant_loss_denominator": None, "use_opsm": False, "opsm_delta": 1e-4, "use_opd": False, "opd_kl_coef": 1.0,
         "lambd": 1.0, "keep_old_actor": False, "use_rs": False, "tis_level": "token", "tis_mode": "truncate",
         "tis_lower_bound": None, "tis_upper_bound": 2.0, "tis_batch_normalize": False, "rs_level": "token",
-        "rs_lower_bound": None, "rs_upper_bound": None, "rs_veto_threshold": None,
+        "rs_lower_bound": None, "rs_upper_bound": None, "rs_veto_threshold": None, "use_routing_replay": False,
+        "use_rollout_routing_replay": False,
     }  # fmt: skip
     return Namespace(**(defaults | changes))
 
@@ -345,5 +346,8 @@ def test_when_the_own_log_prob_pass_is_skipped() -> None:
         {"kl_coef": 0.1}, {"get_mismatch_metrics": True, "use_rollout_logprobs": True}, {"loss_type": "custom_loss"},
         {"advantage_estimator": "gspo"}, {"use_rollout_entropy": True}, {"use_opd": True}, {"keep_old_actor": True},
         {"tis_batch_normalize": True, "use_rollout_logprobs": True},
+        {"use_routing_replay": True, "use_rollout_logprobs": True},
     ):  # fmt: skip
         assert not can_skip_own_log_probs(make_args(**changes), num_steps=1)
+    engine = make_args(use_routing_replay=True, use_rollout_routing_replay=True)
+    assert can_skip_own_log_probs(engine, num_steps=1), "the experts come with the samples"

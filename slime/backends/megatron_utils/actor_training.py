@@ -6,6 +6,7 @@ import functools
 import logging
 from argparse import Namespace
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from slime.backends.megatron_utils.data import DataIterator
     from slime.backends.megatron_utils.lora.weights import LoraWeights
+    from slime.backends.megatron_utils.moe.routing_replay import RoutingReplay
     from slime.backends.megatron_utils.weights_backuper import WeightsBackuper
 
 logger = logging.getLogger(__name__)
@@ -72,6 +74,11 @@ class ActorTraining:
         self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
         self._weights = host_copies(args, model)
         self._weights.backup("actor")
+        self._replay: RoutingReplay | None = None
+        if args.use_routing_replay:
+            from slime.backends.megatron_utils.moe.routing_replay import RoutingReplay
+
+            self._replay = RoutingReplay(args, model)
         self._live_tag = "actor"
         self._send_log = SendLog(last_rollout, last_rollout)
         if args.keep_old_actor:
@@ -113,6 +120,7 @@ class ActorTraining:
         data_iterator = get_data_iterator(rollout_data)
         if external_data and "values" in external_data:
             rollout_data["values"] = tensors_to_gpu(external_data["values"])
+        self.fill_routing_replay(data_iterator, rollout_data)
         if args.compute_advantages_and_returns:
             self._add_log_probs(rollout_id, data_iterator, rollout_data)
             add_advantages(args, rollout_data)
@@ -121,8 +129,10 @@ class ActorTraining:
         with timer("actor_train"):
             history = train(
                 args, rollout_id, self._model, self._optimizer, self._scheduler, data_iterator,
-                rollout_data["num_microbatches"], rollout_data["global_batch_sizes"],
+                rollout_data["num_microbatches"], rollout_data["global_batch_sizes"], replay=self._replay,
             )  # fmt: skip
+        if self._replay is not None:
+            self._replay.clear()
         self._weights.backup("actor")
         self._send_log.last_trained = rollout_id
         if args.ref_update_interval is not None and (rollout_id + 1) % args.ref_update_interval == 0:
@@ -144,19 +154,35 @@ class ActorTraining:
         if not can_skip_own_log_probs(args, num_steps=len(num_microbatches)):
             old = self._send_log.sampling_tag(rollout_id, args.rollouts_ahead) if args.keep_old_actor else "actor"
             self._switch_weights(old)
-            with timer("log_probs"):
-                rollout_data |= self.compute_log_prob(data_iterator, num_microbatches)
+            with timer("log_probs"), self._routing_of_own_pass():
+                rollout_data |= self.compute_log_prob(data_iterator, num_microbatches, replay=self._replay)
         self._switch_weights("actor")
 
+    def fill_routing_replay(self, data_iterator: list[DataIterator], rollout_data: RolloutBatch) -> None:
+        """With `args.use_rollout_routing_replay`: the engine's expert choices, out of the rollout data."""
+        if self._replay is not None and self._replay.from_engine:
+            self._replay.fill(data_iterator)
+            del rollout_data["rollout_routed_experts"]  # the largest column, and the only copy that is still needed
+
+    def _routing_of_own_pass(self) -> AbstractContextManager[None]:
+        """The own log-prob pass replays the engine's choices, or records its own for the training passes."""
+        if self._replay is None:
+            return nullcontext()
+        return self._replay.replay() if self._replay.from_engine else self._replay.record()
+
     def compute_log_prob(
-        self, data_iterator: list[DataIterator], num_microbatches: list[int], store_prefix: str = ""
+        self,
+        data_iterator: list[DataIterator],
+        num_microbatches: list[int],
+        store_prefix: str = "",
+        replay: RoutingReplay | None = None,
     ) -> dict[str, list[Tensor]]:
         """Log-probs of all responses under the weights that the model holds now, as `{store_prefix}log_probs`."""
         from slime.backends.megatron_utils.loss import get_log_probs_and_entropy
         from slime.backends.megatron_utils.model import forward_only
 
         collect = functools.partial(get_log_probs_and_entropy, with_entropy=self.args.use_rollout_entropy)
-        return forward_only(collect, self.args, self._model, data_iterator, num_microbatches, store_prefix)
+        return forward_only(collect, self.args, self._model, data_iterator, num_microbatches, store_prefix, replay)
 
     def _switch_weights(self, tag: str) -> None:
         if self._live_tag != tag:

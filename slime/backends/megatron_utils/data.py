@@ -76,12 +76,14 @@ def get_batch(data_iterator: DataIterator, keys: Sequence[str], pad_multiplier: 
             sequence of its own, which no other sequence attends to.
 
     Returns:
-        The columns, and `tokens` [1, packed length], `unconcat_tokens` (the whole sequences), `packed_seq_params`.
+        The columns, and `tokens` [1, packed length], `padding_mask` (the same shape, true where a token is padding),
+        `unconcat_tokens` (the whole sequences), `packed_seq_params`.
     """
     batch = data_iterator.get_next(keys)
     sequences = batch["tokens"]
     batch["unconcat_tokens"] = sequences
     batch["tokens"], batch["packed_seq_params"] = pack_sequences(sequences, pad_multiplier)
+    batch["padding_mask"] = padding_mask(sequences, batch["tokens"].shape[1])
     return batch
 
 
@@ -92,11 +94,8 @@ def pack_sequences(sequences: Sequence[torch.Tensor], pad_multiplier: int) -> tu
     cp = current_context_parallel()
     parts = [slice_with_cp(tokens, PAD_TOKEN, cp) for tokens in sequences]
     lengths = [len(part) for part in parts]
-    multiple = _tensor_parallel_size() * pad_multiplier
-    if cp.size > 1:
-        multiple = math.lcm(multiple, 2)  # the padding, too, is two chunks on each rank
     packed = torch.cat(parts)
-    if padding := -len(packed) % multiple:
+    if padding := packed_padding(len(packed), pad_multiplier):
         packed = F.pad(packed, (0, padding), value=PAD_TOKEN)
         lengths.append(padding)
     boundaries = [0, *itertools.accumulate(length * cp.size for length in lengths)]
@@ -110,6 +109,22 @@ def pack_sequences(sequences: Sequence[torch.Tensor], pad_multiplier: int) -> tu
         max_seqlen_kv=longest,
     )
     return packed[None], params
+
+
+def padding_mask(sequences: Sequence[torch.Tensor], packed_length: int) -> torch.Tensor:
+    """[1, packed length] on this context-parallel rank, true where no token of a sequence stands."""
+    cp = current_context_parallel()
+    real = [torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device) for tokens in sequences]
+    mask = torch.cat([slice_with_cp(part, True, cp) for part in real])
+    return F.pad(mask, (0, packed_length - len(mask)), value=True)[None]
+
+
+def packed_padding(length: int, pad_multiplier: int) -> int:
+    """Tokens of padding behind `length` packed ones on this context-parallel rank."""
+    multiple = _tensor_parallel_size() * pad_multiplier
+    if current_context_parallel().size > 1:
+        multiple = math.lcm(multiple, 2)  # the padding, too, is two chunks on each rank
+    return -length % multiple
 
 
 def _tensor_parallel_size() -> int:

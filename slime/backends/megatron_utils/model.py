@@ -6,21 +6,27 @@ import functools
 import logging
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from slime.backends.megatron_utils.data import DataIterator, get_batch
 from slime.backends.megatron_utils.loss import loss_function
+from slime.backends.megatron_utils.moe.router import router_inputs
+from slime.backends.megatron_utils.moe.router_state import ExpertBiases, pop_router_losses
 from slime.backends.megatron_utils.optimizer_step import reset_moments, step_if_finite
+from slime.backends.megatron_utils.update_weight.common import unwrap_model
 from slime.observability.train_metric_utils import reduce_train_step_metrics, train_step_metrics
+from slime.utils.accelerator import current
 from slime.utils.misc import load_function
 
 if TYPE_CHECKING:
     from megatron.core.distributed import DistributedDataParallel as DDP
     from megatron.core.optimizer import MegatronOptimizer
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+    from slime.backends.megatron_utils.moe.routing_replay import RoutingReplay
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +45,7 @@ def forward_only(
     data_iterator: Sequence[DataIterator],
     num_microbatches: Sequence[int],
     store_prefix: str = "",
+    replay: RoutingReplay | None = None,
 ) -> dict[str, list[torch.Tensor]]:
     """Run the model over all micro-batches and collect what `f` makes of the logits.
 
@@ -49,6 +56,7 @@ def forward_only(
             non_loss_data=True) on the last pipeline stage.
         num_microbatches: [step].
         store_prefix: put before the names of the results; "" means the actor's own pass.
+        replay: records or replays expert choices, as its mode says.
 
     Returns:
         Per name, one entry per sample in the order of the rollout data; empty before the last pipeline stage.
@@ -63,7 +71,8 @@ def forward_only(
             total_lengths=batch["total_lengths"],
             response_lengths=batch["response_lengths"],
         )
-        return _run_chunk(chunk, batch), collect
+        with _routing(replay, chunk, iterator):
+            return _run_chunk(chunk, batch), collect
 
     if args.custom_megatron_before_log_prob_hook_path:
         load_function(args.custom_megatron_before_log_prob_hook_path)(args, model, store_prefix)
@@ -99,7 +108,13 @@ def _run_chunk(chunk: DDP, batch: dict[str, Any]) -> torch.Tensor:
         attention_mask=None,
         labels=None,
         packed_seq_params=batch["packed_seq_params"],
+        **router_inputs(unwrap_model(chunk), batch["padding_mask"]),
     )
+
+
+def _routing(replay: RoutingReplay | None, chunk: DDP, iterator: DataIterator) -> AbstractContextManager[None]:
+    """The chunk's pass over the micro-batch that the iterator gave last."""
+    return nullcontext() if replay is None else replay.forward(chunk, iterator.offset - 1)
 
 
 def _forward_backward(
@@ -165,13 +180,14 @@ def train_one_step(
     opt_param_scheduler: OptimizerParamScheduler,
     num_microbatches: int,
     step_global_batch_size: int,
+    replay: RoutingReplay | None = None,
 ) -> tuple[dict[str, float], float | None]:
     """One optimiser step over the iterators' next `num_microbatches` micro-batches.
 
-    A step whose gradient is not finite changes neither weights nor optimiser nor schedule.
+    A step whose gradient is not finite changes neither weights nor expert biases nor optimiser nor schedule.
 
     Returns:
-        (the loss's metrics, reduced over all ranks; empty before the last pipeline stage,
+        (the step's metrics, reduced over all ranks; those of the loss on the last pipeline stage only,
          the gradient norm before clipping; None for a step that was skipped)
     """
     for chunk in model:
@@ -184,17 +200,24 @@ def train_one_step(
 
     def forward_step(iterator: DataIterator, chunk: DDP) -> tuple[torch.Tensor, Callable[..., Any]]:
         batch = get_batch(iterator, TRAIN_KEYS, args.data_pad_size_multiplier)
-        return _run_chunk(chunk, batch), functools.partial(
-            loss_function, args, batch, num_microbatches, step_global_batch_size
-        )
+        with _routing(replay, chunk, iterator):
+            output = _run_chunk(chunk, batch)
+        return output, functools.partial(loss_function, args, batch, num_microbatches, step_global_batch_size)
 
-    losses = _forward_backward(forward_step, data_iterator, model, num_microbatches, only_forward=False)
+    biases = ExpertBiases(model)
+    with nullcontext() if replay is None else replay.replay():
+        losses = _forward_backward(forward_step, data_iterator, model, num_microbatches, only_forward=False)
     updated, grad_norm = step_if_finite(optimizer)
     if updated:
         opt_param_scheduler.step(increment=step_global_batch_size)
     else:
+        biases.restore()
         logger.warning("rollout %d, step %d: the gradient is not finite, the step is skipped", rollout_id, step_id)
-    return (_reduce_metrics(args, losses, step_global_batch_size) if losses else {}), grad_norm
+    metrics = _reduce_metrics(args, losses, step_global_batch_size) if losses else {}
+    metrics |= pop_router_losses(args, num_microbatches)
+    if replay is not None:
+        metrics |= replay.pop_metrics(current().device())
+    return metrics, grad_norm
 
 
 def _reduce_metrics(args: Namespace, losses: list[dict[str, Any]], step_global_batch_size: int) -> dict[str, float]:
@@ -219,11 +242,13 @@ def train(
     num_microbatches: Sequence[int],
     global_batch_sizes: Sequence[int],
     role: str = "actor",
+    replay: RoutingReplay | None = None,
 ) -> list[dict[str, float]]:
     """All optimiser steps of a rollout, one after another.
 
     Args:
         num_microbatches, global_batch_sizes: [step].
+        replay: holds the expert choices that the passes use.
 
     Returns:
         The metrics of each step (surface 6.9), complete on the last pipeline stage. `train/skipped_steps` counts the
@@ -239,7 +264,7 @@ def train(
     for step_id, (count, batch_size) in enumerate(zip(num_microbatches, global_batch_sizes, strict=True)):
         rates = [group["lr"] for group in optimizer.param_groups]
         reduced, grad_norm = train_one_step(
-            args, rollout_id, step_id, data_iterator, model, optimizer, opt_param_scheduler, count, batch_size
+            args, rollout_id, step_id, data_iterator, model, optimizer, opt_param_scheduler, count, batch_size, replay
         )
         skipped += grad_norm is None
         metrics = train_step_metrics(

@@ -81,6 +81,10 @@ def _gpt_model(
         return spec(pre_process=pre_process, post_process=post_process, vp_stage=vp_stage)
     from megatron.core.models.gpt import GPTModel
 
+    from slime.backends.megatron_utils.moe.router import use_packed_routers
+
+    use_packed_routers(spec)
+
     return GPTModel(
         config=config,
         transformer_layer_spec=spec,

@@ -11,6 +11,7 @@ from slime.backends.megatron_utils.arguments import ddp_config_from_args, optimi
 from slime.backends.megatron_utils.checkpoint import load_checkpoint
 from slime.backends.megatron_utils.lora.attach import check_targets
 from slime.backends.megatron_utils.model_provider import check_freeze_patterns, get_model_provider_func
+from slime.backends.megatron_utils.moe.router_state import keep_biases_in_float32
 from slime.backends.megatron_utils.stateless_adam import drop_moments
 from slime.utils.accelerator import current
 
@@ -62,6 +63,7 @@ def build_model(args: argparse.Namespace, role: str) -> list[DistributedDataPara
     config = chunks[0].config
     if config.fp16 or config.bf16:
         chunks = [Float16Module(config, chunk) for chunk in chunks]
+        keep_biases_in_float32(chunks)
     ddp_config = ddp_config_from_args(args)
     return [
         # later chunks' communication is off the critical path, as in Megatron-LM: one bucket each

@@ -11,6 +11,7 @@ from slime.utils.arguments.rules import (
     batches,
     engine,
     evaluation,
+    experts,
     loading,
     lora,
     parallel,
@@ -52,6 +53,8 @@ TRAINER_RULES: tuple[Rule, ...] = (
     parallel.resolve_parallel,
     parallel.check_parallel,
     lora.check_lora_layers,
+    experts.resolve_experts,
+    experts.check_experts,
     batches.check_micro_batches,
     precision.report_device_limits,
 )

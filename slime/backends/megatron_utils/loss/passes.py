@@ -14,6 +14,8 @@ def can_skip_own_log_probs(args: Namespace, num_steps: int) -> bool:
     Args:
         num_steps: optimiser steps in the rollout.
     """
+    if args.use_routing_replay and not args.use_rollout_routing_replay:
+        return False  # the pass records the experts
     if args.get_mismatch_metrics or args.use_rollout_entropy or args.tis_batch_normalize:
         return False
     if args.use_rollout_logprobs:

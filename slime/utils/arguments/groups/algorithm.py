@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from slime.utils.arguments.flag import flag, in_group, off_switch, positive_int, switch
-from slime.utils.arguments.groups.pending import ALGORITHMS
 
 _ESTIMATORS = ("grpo", "gspo", "cispo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo")
 _LEVELS = ("token", "sequence", "geometric")
@@ -82,8 +81,8 @@ FLAGS = in_group(
             None,
             "function that makes the reduction of the policy loss",
         ),
-        switch("--use-routing-replay", "replay expert choices of the log-prob pass", pending=ALGORITHMS),
-        switch("--use-rollout-routing-replay", "replay the engine's expert choices", pending=ALGORITHMS),
+        switch("--use-routing-replay", "train with the expert choices of the own log-prob pass"),
+        switch("--use-rollout-routing-replay", "train with the engine's expert choices, which come with each sample"),
         switch("--use-opsm", "off-policy sequence masking"),
         flag("--opsm-delta", float, 1e-4, "its KL threshold"),
         flag("--num-critic-only-steps", int, 0, "rollouts in which only the critic trains"),
