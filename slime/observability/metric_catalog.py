@@ -151,6 +151,8 @@ _EVAL = (
     Metric("eval/{dataset}", "mean reward of the data set"),
     Metric("eval/{dataset}-truncated_ratio", "share of answers that hit a length limit"),
     Metric("eval/{dataset}-pass@{k}", "chance that one of k answers is right (--log-passrate)"),
+    Metric("eval/{dataset}-mean@{n}", "mean reward, n answers per prompt (--log-passrate)"),
+    Metric("eval/{dataset}/grader_{kind}", "gradings that failed (timeout, error); their reward is the lowest"),
     *(Metric(metric.name.replace("rollout/", "eval/{dataset}/", 1), metric.meaning) for metric in _SAMPLES),
     Metric("eval/step", "the axis, as rollout/step"),
 )

@@ -60,13 +60,22 @@ def compute_pass_rate(flat_rewards: list[float], group_size: int, num_groups: in
     Raises:
         ValueError: the rewards are not `num_groups` (default: as many as fit) whole groups.
     """
-    if num_groups is None:
-        num_groups = len(flat_rewards) // group_size
-    if len(flat_rewards) != num_groups * group_size:
+    if num_groups is not None and len(flat_rewards) != num_groups * group_size:
         raise ValueError(f"{len(flat_rewards)} rewards are not {num_groups} groups of {group_size}")
-    return compute_pass_rate_of_groups(
-        [flat_rewards[i * group_size : (i + 1) * group_size] for i in range(num_groups)]
-    )
+    return compute_pass_rate_of_groups(groups_of(flat_rewards, group_size))
+
+
+def groups_of(flat_rewards: Sequence[float], group_size: int) -> list[Sequence[float]]:
+    """Rewards that stand group by group, in groups of `group_size`.
+
+    Raises:
+        ValueError: they are not whole groups.
+    """
+    if len(flat_rewards) % group_size:
+        raise ValueError(
+            f"{len(flat_rewards)} rewards are not {len(flat_rewards) // group_size} groups of {group_size}"
+        )
+    return [flat_rewards[i : i + group_size] for i in range(0, len(flat_rewards), group_size)]
 
 
 def compression_ratio(

@@ -11,14 +11,15 @@ from typing import Any
 
 from slime.observability import logging_utils
 from slime.observability.metric_utils import (
-    compute_pass_rate,
     compute_pass_rate_of_groups,
     compute_rollout_step,
     compute_statistics,
     dict_add_prefix,
+    groups_of,
     has_repetition,
 )
 from slime.observability.sglang_trace_attrs import request_perf_metrics
+from slime.rollout.rm_hub.failures import grader_failures
 from slime.utils.data import get_source
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
@@ -193,20 +194,30 @@ def _eval_metrics(args: Namespace, name: str, result: Mapping[str, Any]) -> Metr
     samples = result.get("samples")
     if samples:
         metrics |= dict_add_prefix(compute_metrics_from_samples(args, samples, rewards), f"eval/{name}/")
+        metrics |= dict_add_prefix(grader_failures(samples), f"eval/{name}/")
     if result.get("truncated"):
         metrics[f"eval/{name}-truncated_ratio"] = fmean(result["truncated"])
     if getattr(args, "log_passrate", False):
-        metrics |= dict_add_prefix(_eval_pass_rate(args, name, rewards, samples or []), f"eval/{name}-")
+        groups = _eval_groups(args, name, rewards, samples or [])
+        metrics |= dict_add_prefix(compute_pass_rate_of_groups(groups) | _mean_at_n(groups), f"eval/{name}-")
     return metrics
 
 
-def _eval_pass_rate(
+def _eval_groups(
     args: Namespace, name: str, rewards: Sequence[float], samples: Sequence[Sample]
-) -> dict[str, float]:
-    """By the samples' groups where they are known (an answer may fan out into several samples), else by count."""
+) -> Sequence[Sequence[float]]:
+    """Rewards by prompt: by the samples' groups where they are known (an answer may fan out), else by count."""
     if len(samples) == len(rewards) and all(sample.group_index is not None for sample in samples):
-        return compute_pass_rate_of_groups(_reward_groups(samples, rewards))
-    return compute_pass_rate(list(rewards), _answers_per_prompt(args, name))
+        return _reward_groups(samples, rewards)
+    return groups_of(rewards, _answers_per_prompt(args, name))
+
+
+def _mean_at_n(groups: Sequence[Sequence[float]]) -> dict[str, float]:
+    """The mean reward under the name `mean@n`, where each prompt was answered n > 1 times."""
+    sizes = {len(group) for group in groups}
+    if len(sizes) != 1 or sizes == {1}:
+        return {}
+    return {f"mean@{sizes.pop()}": fmean(fmean(group) for group in groups)}
 
 
 def _answers_per_prompt(args: Namespace, name: str) -> int:

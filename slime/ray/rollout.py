@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from slime.observability import logging_utils, rollout_data_utils, rollout_metrics
+from slime.observability import eval_samples, logging_utils, rollout_data_utils, rollout_metrics
 from slime.ray.engine_group import RolloutServer, start_rollout_servers
 from slime.ray.placement_group import Placement
 from slime.ray.train_data import convert_samples_to_train_data, flatten_samples, split_train_data_by_dp
@@ -89,6 +89,8 @@ class RolloutManager:
             rollout_data_utils.save_debug_rollout_data(
                 self.args.save_debug_rollout_data, samples, rollout_id=rollout_id, evaluation=True
             )
+        if self.args.log_dir is not None:
+            eval_samples.save_eval_samples(self.args.log_dir, rollout_id, output.data)
         return rollout_metrics.log_eval_rollout_data(rollout_id, self.args, output.data, output.metrics)
 
     def keeps_generating(self) -> bool:

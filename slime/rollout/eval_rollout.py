@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from slime.observability.progress import Progress
@@ -24,7 +26,8 @@ async def eval_rollout_single_dataset(
     """{name: {"rewards", "truncated", "samples"}}, each prompt answered n_samples_per_eval_prompt times, in order.
 
     Raises:
-        RuntimeError: an answer was aborted.
+        ValueError: the data set has no rows, or a reward is no finite number; names data set and sample.
+        RuntimeError: an answer was aborted, or could not be generated or scored; names data set and sample.
     """
     from slime.rollout import sglang_rollout  # plug-ins replace its functions
 
@@ -32,11 +35,16 @@ async def eval_rollout_single_dataset(
     eval_args.rollout_max_context_len = args.eval_max_context_len
     params = eval_sampling_params(args, dataset_cfg)
     samples = _make_samples(dataset_cfg, _load_dataset(args, dataset_cfg))
+    if not samples:
+        longer = f", or none of at most {args.eval_max_prompt_len} tokens (--eval-max-prompt-len)"
+        hint = longer if args.eval_max_prompt_len is not None else ""
+        raise ValueError(f"evaluation on {dataset_cfg.name}: {dataset_cfg.path} has no rows{hint}")
     progress = Progress(args, f"eval {dataset_cfg.name}", len(samples))
 
     async def answer(sample: Sample) -> Any:
         own_params = sglang_rollout.sampling_params_for(args, sample, params)
-        result = await sglang_rollout.generate_and_rm(eval_args, sample, own_params, evaluation=True)
+        with _named(dataset_cfg, sample):
+            result = await sglang_rollout.generate_and_rm(eval_args, sample, own_params, evaluation=True)
         progress.update(1)
         return result
 
@@ -48,6 +56,21 @@ async def eval_rollout_single_dataset(
             task.cancel()
         progress.close()
     return {dataset_cfg.name: _collect_results(args, dataset_cfg, results)}
+
+
+@contextmanager
+def _named(config: EvalDatasetConfig, sample: Sample) -> Iterator[None]:
+    """Errors say in which data set and for which sample they came up."""
+    where = f"evaluation on {config.name}"
+    try:
+        yield
+    except ValueError as error:
+        text = str(error)
+        raise ValueError(f"{where}: {text if sample.name() in text else f'{sample.name()}: {text}'}") from error
+    except Exception as error:
+        hook = sample.custom_rm_path or sample.generate_function_path
+        hint = f" (its own functions: {hook})" if hook else ""
+        raise RuntimeError(f"{where}: {sample.name()}: {type(error).__name__}: {error}{hint}") from error
 
 
 def _load_dataset(args: Namespace, config: EvalDatasetConfig) -> Dataset:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import json
+import types
+import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -153,7 +156,8 @@ def build_eval_dataset_configs(
     """Complete the entries from the defaults, then the flags.
 
     Raises:
-        ValueError: an unknown key (with the nearest and all valid ones), a missing name or path, a name twice.
+        ValueError: an unknown key (with the nearest and all valid ones), a missing name or path, a name twice, a
+            value of another type or out of range.
     """
     defaults = dict(defaults or {})
     _check_keys("eval defaults", defaults, DEFAULT_KEYS)
@@ -168,9 +172,11 @@ def build_eval_dataset_configs(
             raise ValueError(f"{where}: the name is there twice")
         values = {key: pick_from_args(args, flags) for key, flags in FLAG_FALLBACKS.items()}
         values = {key: value for key, value in values.items() if value is not None}
-        config = EvalDatasetConfig(**(values | defaults | entry))
-        if config.n_samples_per_eval_prompt < 1:
-            raise ValueError(f"{where}: n_samples_per_eval_prompt must be at least 1")
+        given = defaults | entry
+        if isinstance(given.get("stop"), str):
+            given["stop"] = [given["stop"]]
+        _check_values(where, given)
+        config = EvalDatasetConfig(**(values | given))
         configs.append(config)
     return configs
 
@@ -181,3 +187,39 @@ def _check_keys(where: str, given: Mapping[str, Any], valid: tuple[str, ...]) ->
             near = difflib.get_close_matches(str(key), valid, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"{where}: unknown key {key!r}{hint} (valid: {', '.join(valid)})")
+
+
+_AT_LEAST = {"n_samples_per_eval_prompt": 1, "max_response_len": 1, "temperature": 0, "min_new_tokens": 0}
+
+
+def _check_values(where: str, given: Mapping[str, Any]) -> None:
+    for key, value in given.items():
+        hint = _hints()[key]
+        if not _fits(value, hint):
+            kind = hint.__name__ if typing.get_origin(hint) is None and isinstance(hint, type) else str(hint)
+            raise ValueError(f"{where}: {key} must be {kind}, got {value!r} ({type(value).__name__})")
+        if key in _AT_LEAST and value is not None and value < _AT_LEAST[key]:
+            raise ValueError(f"{where}: {key} must be at least {_AT_LEAST[key]}, got {value}")
+        if key == "top_p" and value is not None and not 0 < value <= 1:
+            raise ValueError(f"{where}: top_p must be above 0 and at most 1, got {value}")
+
+
+@functools.cache
+def _hints() -> dict[str, Any]:
+    return typing.get_type_hints(EvalDatasetConfig)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of an annotated type: plain classes, unions, list[X] and dict[str, X] of them."""
+    if hint is Any:
+        return True
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is types.UnionType:
+        return any(_fits(value, option) for option in inner)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(item, inner[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(isinstance(k, str) and _fits(v, inner[1]) for k, v in value.items())
+    if hint in (int, float):
+        return isinstance(value, (int, hint)) and not isinstance(value, bool)
+    return isinstance(value, hint)

@@ -49,6 +49,14 @@ def test_base_resolves(base: BaseConfig) -> None:
     assert args.set_by_user["colocate"] == "--colocate"
 
 
+def test_reward_types_of_evaluation_sets_are_checked(
+    base: BaseConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "eval.yaml").write_text(f"datasets: [{{name: a, path: {base.prompts}, rm_type: boxed_mat}}]")
+    errors = refused(base, capsys, "--eval-config", tmp_path / "eval.yaml")
+    assert "evaluation data set 'a': rm_type 'boxed_mat' is none of" in errors and "did you mean 'math'?" in errors
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [
@@ -57,6 +65,8 @@ def test_base_resolves(base: BaseConfig) -> None:
         (["--rollout-batch-siz", "4"], "unknown flag --rollout-batch-siz (did you mean --rollout-batch-size"),
         (["--prompt-data", "/nowhere.jsonl@[0:5]"], "--prompt-data: no such file: /nowhere.jsonl"),
         (["--rm-type", "mth"], "--rm-type 'mth' is none of dapo, deepscaler,"),
+        (["--rm-type", "remote_rm"], "--rm-type remote_rm needs --rm-url"),
+        (["--rm-timeout", "0"], "--rm-timeout 0.0 must be more than 0 seconds"),
         (["--config", "/nowhere.yaml"], "no such file: /nowhere.yaml"),
         (["--hf-checkpoint", "/nowhere"], "--hf-checkpoint /nowhere: no config.json there"),
         (["--global-batch-size", "3"], "--global-batch-size 3 does not divide the 16 samples"),

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from slime.observability.eval_samples import save_eval_samples
+from slime.observability.rollout_metrics import log_eval_rollout_data
 from slime.rollout import sglang_rollout
 from slime.rollout.eval_rollout import EVAL_PROMPT_DATASET
 from slime.rollout.rm_hub.grader_pool import close_grader_pool
@@ -51,6 +53,28 @@ def test_other_mistakes() -> None:
         build_eval_dataset_configs(rollout_args(), [{"name": "A"}], {})
     with pytest.raises(ValueError, match="must be a list or a mapping"):
         ensure_dataset_list("a.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"temperature": "0.6"}, r"eval dataset 'A': temperature must be float \| None, got '0.6' \(str\)"),
+        ({"top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),
+        ({"n_samples_per_eval_prompt": 0}, "n_samples_per_eval_prompt must be at least 1, got 0"),
+        ({"n_samples_per_eval_prompt": None}, "n_samples_per_eval_prompt must be int, got None"),
+        ({"apply_chat_template": 1}, "apply_chat_template must be bool, got 1"),
+        ({"stop_token_ids": ["x"]}, "stop_token_ids must be"),
+        ({"metadata_overrides": []}, "metadata_overrides must be"),
+    ],
+)
+def test_values_of_the_wrong_kind(entry: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_eval_dataset_configs(rollout_args(), [ENTRIES[0] | entry], {})
+
+
+def test_a_single_stop_is_a_list_of_one() -> None:
+    (config,) = build_eval_dataset_configs(rollout_args(), [ENTRIES[0] | {"stop": "X", "temperature": 1}], {})
+    assert config.stop == ["X"] and config.temperature == 1
 
 
 @pytest.mark.parametrize("root", ["eval:\n  ", ""])
@@ -115,6 +139,64 @@ def test_results_in_order_with_the_data_set_s_own_settings(args: Namespace) -> N
     assert [sample.prompt for sample in result["samples"]] == ["q0", "q0", "q1", "q1", "q2", "q2"]
     params = engine.requests[0]["sampling_params"]
     assert params["temperature"] == 0.0 and params["max_new_tokens"] == 4 and "stop" not in params
+
+
+def test_data_sets_at_once_with_their_own_number_of_answers(args: Namespace, tmp_path: Path) -> None:
+    """Two data sets in one evaluation: rewards, samples, metrics and files of each."""
+    rows = [{"input": "q1", "label": "1"}, {"input": "qx", "label": "9"}]
+    (tmp_path / "g.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    entry = {"name": "g/h", "path": str(tmp_path / "g.jsonl"), "label_key": "label", "rm_type": "f1"}
+    entry["n_samples_per_eval_prompt"] = 4
+    args.eval_datasets += build_eval_dataset_configs(args, [entry], {"metadata_overrides": {"split": "test"}})
+    data = evaluate(args, FakeEngine(echo))
+    assert data["g/h"]["rewards"] == [1.0] * 4 + [0.0] * 4 and len(data["e"]["rewards"]) == 6
+    args.log_passrate, args.log_dir = True, str(tmp_path)
+    metrics = log_eval_rollout_data(3, args, data)
+    assert metrics["eval/g/h-pass@1"] == metrics["eval/g/h-pass@4"] == metrics["eval/g/h-mean@4"] == 0.5
+    assert metrics["eval/e-mean@2"] == 1.0 and metrics["eval/e-truncated_ratio"] == pytest.approx(1 / 3)
+
+    paths = save_eval_samples(tmp_path, 3, data)
+    assert paths == [tmp_path / "eval" / "e" / "3.jsonl", tmp_path / "eval" / "g%2Fh" / "3.jsonl"]
+    lines = [json.loads(line) for line in paths[1].read_text().splitlines()]
+    assert len(lines) == 8 and lines[4]["prompt"] == "qx" and lines[4]["response"] == "x"
+    assert (lines[4]["label"], lines[4]["reward"], lines[4]["status"]) == ("9", 0.0, "completed")
+    assert lines[4]["metadata"]["split"] == "test" and lines[4]["group_index"] == 1
+    last = json.loads(paths[0].read_text().splitlines()[-1])
+    assert (last["status"], last["response_length"]) == ("truncated", 1)
+
+
+@pytest.mark.parametrize("limit", [None, 1])
+def test_a_data_set_without_rows_is_an_error(args: Namespace, limit: int | None) -> None:
+    args.eval_max_prompt_len = limit
+    if limit is None:
+        Path(args.eval_datasets[0].path).write_text("")
+    with pytest.raises(ValueError, match=r"e\.jsonl"):
+        evaluate(args, FakeEngine(echo))
+
+
+async def failing_reward(args: Namespace, sample: Sample, **kwargs: Any) -> float:
+    if sample.index == 3:
+        raise ZeroDivisionError("division by zero")
+    return float("nan") if sample.index == 4 else 1.0
+
+
+def test_a_reward_that_fails_is_named(args: Namespace) -> None:
+    args.eval_datasets[0].custom_rm_path = f"{__name__}.failing_reward"
+    expected = r"evaluation on e: sample (3 .*ZeroDivisionError: .*failing_reward|4 .*failing_reward is nan)"
+    with pytest.raises((RuntimeError, ValueError), match=expected):
+        evaluate(args, FakeEngine(echo))
+
+
+def test_gradings_that_fail_are_counted(args: Namespace) -> None:
+    args.eval_datasets[0].rm_type = "math"
+
+    def hostile(payload: dict[str, Any]) -> dict[str, Any]:
+        text = r"\boxed{(999!)!+x}"
+        return answer(byte_tokenizer().encode(text, add_special_tokens=False), text, "stop")
+
+    Path(args.eval_datasets[0].path).write_text(json.dumps({"input": "q", "label": "x"}))
+    data = evaluate(args, FakeEngine(hostile))
+    assert log_eval_rollout_data(0, args, data)["eval/e/grader_error"] == 2
 
 
 def test_an_aborted_answer_is_an_error(args: Namespace) -> None:

@@ -179,6 +179,7 @@ def test_eval_uses_each_datasets_own_number_of_answers(tmp_path: Path) -> None:
     (record,) = logged(args)
     assert record["eval/step"] == 3 and record["eval/a"] == 0.25 and record["eval/a-truncated_ratio"] == 0.25
     assert record["eval/a-pass@2"] == 0.5 and "eval/a-pass@4" not in record
+    assert record["eval/a-mean@2"] == record["eval/b-mean@4"] == 0.25
     assert record["eval/b-pass@4"] == 1.0 and record["eval/b/response_len/mean"] == 4
     assert metrics["eval/extra"] == 1
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from slime.rollout.rm_hub.deepscaler import MARKERS
 from slime.rollout.rm_hub.errors import GraderError, GraderTimeout, UngradableRow
+from slime.rollout.rm_hub.failures import FAILURE_KEY, grader_failures
 from slime.rollout.rm_hub.grader_pool import grader_pool
 from slime.rollout.rm_hub.graders import GRADERS
 from slime.rollout.sample_hooks import accepted_kwargs
@@ -22,7 +23,6 @@ logger = logging.getLogger(__name__)
 
 BOXED_PREFIX = "boxed_"
 REMOTE_LIMIT_S = 120.0
-FAILURE_KEY = "grader_failure"  # in a sample's metadata: "timeout" or "error"
 
 
 async def async_rm(args: Any, sample: Sample, **kwargs: Any) -> Any:
@@ -134,8 +134,7 @@ async def remote_rm(args: Any, sample: Sample, max_retries: int = 10) -> Any:
 
 def grader_metrics(samples: Iterable[Sample]) -> dict[str, int]:
     """How many gradings failed: `rollout/grader_timeout` and `rollout/grader_error`, where not zero."""
-    failures = [sample.metadata[FAILURE_KEY] for sample in samples if FAILURE_KEY in sample.metadata]
-    return {f"rollout/grader_{kind}": failures.count(kind) for kind in ("timeout", "error") if kind in failures}
+    return {f"rollout/{kind}": count for kind, count in grader_failures(samples).items()}
 
 
 def warn_without_marker(args: Any, samples: list[Sample]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+
 from slime.utils.arguments.errors import ConfigError
 from slime.utils.arguments.roles import check_role_args, parse_megatron_role_args, roles_with_entries
 from slime.utils.arguments.rules.context import Context
@@ -33,18 +35,27 @@ def resolve_algorithm(context: Context) -> None:
         context.force("compute_advantages_and_returns", False, context.shown("loss_type"))
 
 
-def _check_rm_type(context: Context) -> None:
+def _check_rewards(context: Context) -> None:
     from slime.rollout.rm_hub import rm_types
 
-    name = (context.args.rm_type or "").removeprefix("boxed_")
-    if name and name not in rm_types():
-        context.problems.add(f"--rm-type {context.args.rm_type!r} is none of {', '.join(rm_types())}")
+    args, known = context.args, rm_types()
+    places = [("--rm-type", args.rm_type)]
+    places += [(f"evaluation data set {config.name!r}: rm_type", config.rm_type) for config in args.eval_datasets]
+    for where, rm_type in places:
+        name = (rm_type or "").removeprefix("boxed_")
+        if name and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            context.problems.add(f"{where} {rm_type!r} is none of {', '.join(known)}{hint}")
+        if name == "remote_rm":
+            context.require(args.rm_url, f"{where} remote_rm needs --rm-url")
+    context.require(args.rm_timeout > 0, f"{context.shown('rm_timeout')} must be more than 0 seconds")
 
 
 def check_algorithm(context: Context) -> None:
     """Combinations without meaning."""
     args = context.args
-    _check_rm_type(context)
+    _check_rewards(context)
     context.exclusive("kl_coef", "kl_loss_coef")
     context.exclusive("use_rollout_logprobs", "use_tis")
     context.exclusive("use_rollout_logprobs", "use_rs")
