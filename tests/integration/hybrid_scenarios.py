@@ -7,27 +7,29 @@ from layout_matrix import Case
 from weight_scenarios import EP2, PP2, PP2_VPP2, TP2, check_round_trip
 
 SP = "--sequence-parallel"
-DELTA_NETS = ("qwen3_next", "qwen3_5", "qwen3_5_experts")
 
 
 def scenario_single(context: dict[str, str]) -> None:
-    for name in DELTA_NETS:
+    for name in ("qwen3_next", "qwen3_5", "qwen3_5_experts", "minimax_m2"):
         check_round_trip(context, name)
 
 
 def scenario_tp2(context: dict[str, str]) -> None:
     check_round_trip(context, "qwen3_next", flags=f"{TP2} {SP}")
     check_round_trip(context, "qwen3_5", flags=TP2)
+    check_round_trip(context, "minimax_m2", flags=f"{TP2} {SP}")
 
 
 def scenario_pp2(context: dict[str, str]) -> None:
     check_round_trip(context, "qwen3_next", flags=PP2)
     check_round_trip(context, "qwen3_5", flags=PP2_VPP2)
+    check_round_trip(context, "minimax_m2", flags=PP2)
 
 
 def scenario_ep2(context: dict[str, str]) -> None:
     check_round_trip(context, "qwen3_next", flags=EP2)
     check_round_trip(context, "qwen3_5_experts", flags=EP2)
+    check_round_trip(context, "minimax_m2", flags=EP2)
 
 
 def scenario_references(context: dict[str, str], models: list[str]) -> None:

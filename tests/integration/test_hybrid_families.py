@@ -11,7 +11,7 @@ from tiny_hf import make_model
 
 from tests.support.gloo_world import GlooWorld
 
-MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_experts")
+MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_experts", "minimax_m2")
 TP2, CP2 = "--tensor-model-parallel-size 2", "--context-parallel-size 2"
 PACKED = "--use-dynamic-batch-size --max-tokens-per-gpu 90"
 FULL = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
@@ -29,6 +29,7 @@ LAYOUTS = {
     "next_ep2": (2, case("qwen3_next", "--expert-model-parallel-size 2")),
     "5_tp2": (2, case("qwen3_5", TP2)),
     "5_cp2": (2, case("qwen3_5", CP2)),
+    "minimax_tp2_sp": (2, case("minimax_m2", f"{TP2} --sequence-parallel")),
 }
 
 

@@ -119,6 +119,16 @@ MODELS: dict[str, dict[str, Any]] = {
         "n_group": 1,
         "topk_group": 1,
     },
+    "minimax_m2": {
+        "model_type": "minimax_m2",
+        "tie_word_embeddings": False,
+        "intermediate_size": 36,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 4,
+        "rope_parameters": {**ROPE, "partial_rotary_factor": 0.4},
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
     "qwen3_next": {"model_type": "qwen3_next", "tie_word_embeddings": False, **SHARED_EXPERT, **DELTA_NET},
     "qwen3_5": {"model_type": "qwen3_5_text", "tie_word_embeddings": True, **DELTA_NET},
     "qwen3_5_experts": {

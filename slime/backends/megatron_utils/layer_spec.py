@@ -34,6 +34,8 @@ def decoder_block_spec(
             _with_gated_delta_net(layer, kernels) if pattern[number] else layer
             for number, layer in zip(numbers, block.layer_specs, strict=True)
         ]
+    if args.qk_layernorm_over_heads:
+        block.layer_specs = [_with_norms_over_heads(layer, config) for layer in block.layer_specs]
     if args.post_self_attn_layernorm or args.post_mlp_layernorm:
         from slime.backends.megatron_utils.post_norms import add_post_norms
 
@@ -52,6 +54,20 @@ def layers_of_this_stage(config: TransformerConfig, vp_stage: int | None = None)
         return list(layout.get_layer_id_list(layer_type=LayerType.decoder, vp_stage=vp_stage))
     first = get_transformer_layer_offset(config, vp_stage=vp_stage)
     return list(range(first, first + get_num_layers_to_build(config, vp_stage=vp_stage)))
+
+
+def _with_norms_over_heads(layer: ModuleSpec, config: TransformerConfig) -> ModuleSpec:
+    """The layer with norms over all heads' queries and keys in place of each head's."""
+    from slime.backends.megatron_utils.modules.norm_over_heads import norm_over_heads_spec
+
+    attention = layer.submodules.self_attention
+    submodules = dataclasses.replace(
+        attention.submodules,
+        q_layernorm=norm_over_heads_spec(config.num_attention_heads),
+        k_layernorm=norm_over_heads_spec(config.num_query_groups or config.num_attention_heads),
+    )
+    attention = dataclasses.replace(attention, submodules=submodules)
+    return dataclasses.replace(layer, submodules=dataclasses.replace(layer.submodules, self_attention=attention))
 
 
 def _with_gated_delta_net(layer: ModuleSpec, kernels: DeltaRuleKernels) -> ModuleSpec:

@@ -23,6 +23,9 @@ def expert_facts(text: dict[str, Any], num_layers: int) -> dict[str, Any]:
     Raises:
         ConfigError: a router that megatron-core doesn't have.
     """
+    if text.get("model_type") == "minimax_m2":
+        width = {"moe_ffn_hidden_size": text["intermediate_size"], "moe_layer_freq": 1}
+        return {**_COMMON, **width, **_sigmoid_router(text)}
     if text.get("model_type") in _SIGMOID_ROUTER:
         return {**_COMMON, **_layers_after_dense(text, num_layers), **_sigmoid_router(text)}
     return {

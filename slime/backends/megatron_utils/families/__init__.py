@@ -12,6 +12,7 @@ from slime.backends.megatron_utils.families.deepseek import DEEPSEEK_V3
 from slime.backends.megatron_utils.families.glm import GLM4, GLM4_MOE
 from slime.backends.megatron_utils.families.layout import ModelShape, shape_from_model
 from slime.backends.megatron_utils.families.llama import LLAMA
+from slime.backends.megatron_utils.families.minimax import MINIMAX_M2
 from slime.backends.megatron_utils.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
 from slime.backends.megatron_utils.families.qwen_next import QWEN3_5_TEXT, QWEN3_NEXT
 from slime.backends.megatron_utils.families.table import BoundWeight, Family, Weight
@@ -19,7 +20,19 @@ from slime_plugins.models import find_model_plugin
 
 FAMILIES: dict[str, Family] = {
     model_type: family
-    for family in (QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, QWEN3_NEXT, QWEN3_5_TEXT, LLAMA, GLM4, GLM4_MOE, DEEPSEEK_V3)
+    for family in (
+        DEEPSEEK_V3,
+        GLM4,
+        GLM4_MOE,
+        LLAMA,
+        MINIMAX_M2,
+        QWEN2,
+        QWEN2_MOE,
+        QWEN3,
+        QWEN3_MOE,
+        QWEN3_NEXT,
+        QWEN3_5_TEXT,
+    )
     for model_type in family.model_types
 }
 

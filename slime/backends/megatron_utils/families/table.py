@@ -106,6 +106,17 @@ class Family:
         return match is not None and int(match.groupdict().get("layer", num_layers)) >= num_layers
 
 
+def renamed(weights: tuple[Weight, ...], names: dict[str, str]) -> tuple[Weight, ...]:
+    """The rows with parts of their Hugging Face names replaced, one after the other."""
+
+    def rename(name: str) -> str:
+        for old, new in names.items():
+            name = name.replace(old, new)
+        return name
+
+    return tuple(dataclasses.replace(row, hf=tuple(map(rename, row.hf_names))) for row in weights)
+
+
 def _compile(name: str) -> re.Pattern[str]:
     pattern = re.escape(name)
     for field in ("layer", "expert", "mtp"):

@@ -40,6 +40,10 @@ FLAGS = in_group(
         flag("--freeze-params-name-list", str, None, "regular expressions of the parameters to freeze", nargs="*"),
         switch("--freeze-indexer", "freeze the weights of a sparse-attention indexer", pending=MODELS),
         switch("--allgather-cp", "contiguous context-parallel layout of sparse-attention models", pending=MODELS),
+        switch(
+            "--qk-layernorm-over-heads",
+            "--qk-layernorm norms the queries, and the keys, of all heads together (MiniMax-M2)",
+        ),
         flag(
             "--qwen-gdn-backend",
             str,
