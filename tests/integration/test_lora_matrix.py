@@ -8,6 +8,7 @@ from collections.abc import Callable
 import lora_matrix
 import pytest
 from lora_matrix import LoraCase
+from lora_models import write_random_adapter
 from test_layout_matrix import CP2, EP2, ETP2, FULL, PP2, SELECTIVE, SP, TP2, VPP2
 from tiny_hf import make_model
 
@@ -36,6 +37,9 @@ CASES = {
     "moe-cp2": (2, MOE, CP2, PACKED_FULL),
     "moe-ep2": (2, MOE, EP2, PACKED),
     "moe-ep2_tp2": (2, MOE, f"{EP2} {TP2} {SP}", PACKED_FULL),
+    # gate and up in one module; latent attention and shared experts
+    "glm4-tp2_sp": (2, "glm4", f"{TP2} {SP}", PACKED_FULL),
+    "deepseek-ep2_tp2": (2, "deepseek_v3", f"{EP2} {TP2} {SP} --expert-tensor-parallel-size 1", PACKED),
     "moe-ep2_tp2_etp2": (4, MOE, f"{EP2} {TP2} {SP} {ETP2}", "--micro-batch-size 1"),
 }
 
@@ -52,7 +56,7 @@ def references(
         case = LoraCase(model, adapter=str(adapter))
         if not path.exists():
             make_model(model, directory)
-            lora_matrix.write_random_adapter(model, str(directory), str(adapter))
+            write_random_adapter(directory, adapter)
             gloo_world(1).run(lora_matrix.save_reference, case, str(directory), str(path))
         return case, str(directory), str(path)
 
