@@ -69,9 +69,10 @@ def _ids_and_mask(encoder: Any, sample: Sample) -> tuple[list[int], list[int]]:
 def _with_items(encoder: Any, sample: Sample) -> tuple[list[int], list[int]]:
     from slime.utils.processing_utils import build_processor_kwargs
 
-    text = encoder.processor.apply_chat_template(sample.prompt, tokenize=False)
+    tools, kwargs = sample.metadata.get("tools"), sample.apply_chat_template_kwargs
+    text = encoder.processor.apply_chat_template(sample.prompt, tools=tools, tokenize=False, **kwargs)
     output = dict(encoder.processor(text=[text], **build_processor_kwargs(sample.multimodal_inputs)))
     ids = output.pop("input_ids")[0].tolist()
     output.pop("attention_mask", None)
     sample.multimodal_train_inputs = output
-    return encoder.masks.get_loss_mask_with_multimodal_alignment(sample.prompt, ids, sample.metadata.get("tools"))
+    return encoder.masks.get_loss_mask_with_multimodal_alignment(sample.prompt, ids, tools, kwargs)

@@ -80,12 +80,11 @@ class MultiTurnLossMaskGenerator:
             raise ValueError(f"the conversation holds the text {MARKER!r}, which marks turns")
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
-        mask, end, turns = [0] * len(ids), 0, Turns(render, messages, text)
-        for i, message in enumerate(messages):
-            if message["role"] == "assistant":
-                start, end = turns.span(i, end)
-                if _is_trained(message):
-                    self._mark(mask, ids, offsets, text, start, end)
+        mask = [0] * len(ids)
+        answers = [message for message in messages if message["role"] == "assistant"]
+        for message, (start, end) in zip(answers, Turns(render, messages, text).spans(), strict=True):
+            if _is_trained(message):
+                self._mark(mask, ids, offsets, text, start, end)
         return ids, mask
 
     gen_multi_turn_loss_mask_qwen = get_loss_mask
@@ -94,14 +93,18 @@ class MultiTurnLossMaskGenerator:
     gen_multi_turn_loss_mask_distill_qwen = get_loss_mask
 
     def get_loss_mask_with_multimodal_alignment(
-        self, messages: list[dict[str, Any]], input_ids: list[int], tools: list[dict[str, Any]] | None = None
+        self,
+        messages: list[dict[str, Any]],
+        input_ids: list[int],
+        tools: list[dict[str, Any]] | None = None,
+        template_kwargs: dict[str, Any] | None = None,
     ) -> tuple[list[int], list[int]]:
         """Mask for a processor's ids, in which one placeholder token of the text stands repeated; those get 0.
 
         Raises:
             ValueError: the ids are not an expansion of the text's.
         """
-        ids, mask = self.get_loss_mask(messages, tools)
+        ids, mask = self.get_loss_mask(messages, tools, template_kwargs)
         aligned, position = [], 0
         for token in input_ids:
             matches = position < len(ids) and token == ids[position]

@@ -1,19 +1,24 @@
-"""Where an assistant turn lies in a rendered conversation, whatever the chat template.
+"""Where the assistant turns lie in a rendered conversation, whatever the chat template.
 
-A conversation is rendered again with the turn replaced by a marker. When the text before the marker begins the real
-text, and the text behind it ends the real text, then what lies between is the turn: nothing has to be known of the
-template. First that is tried on the conversation up to the turn, where it must begin the whole one; templates that
-render a turn differently once others follow (thinking is dropped) need all of it. A conversation for which neither
-proof holds has no mask.
+A conversation is rendered again with markers in the place of its assistant turns. Where the pieces of text between the
+markers make up the real text too, what lies between them there is the turns: nothing has to be known of the template.
+
+1. All turns at once: a few renderings per conversation.
+2. Where that leaves room for doubt (a piece that stands in the text twice, a template that renders other messages
+   differently for the markers' sake), turn by turn: first on the conversation up to the turn, which must begin the
+   whole one, then on all of it.
+3. A conversation for which no proof holds has no mask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 Messages = list[dict[str, Any]]
+Span = tuple[int, int]
 Bounds = tuple[int, int, int]
 MARKER = "\ue000slime\ue001"  # from the private use area: in no conversation
 MARKED: dict[str, Any] = {"role": "assistant", "content": MARKER}
@@ -33,23 +38,64 @@ class Turns:
     messages: Messages
     text: str
 
-    def span(self, i: int, previous_end: int) -> tuple[int, int]:
-        """Characters [start, end) of message i, an assistant's: what the model sampled, without header and end tag.
-
-        Args:
-            previous_end: where the assistant turn before this one ends.
+    def spans(self) -> list[Span]:
+        """Characters [start, end) of each assistant message: what the model sampled, without header and end tag.
 
         Raises:
-            ValueError: the template doesn't let the turn be told from the rest; says which message.
+            ValueError: the template doesn't let a turn be told from the rest; says which message.
         """
-        bounds = self._bounds_up_to(i) or self._bounds_in_all(i)
-        span = self._without_header(i, previous_end, *bounds) if bounds is not None else None
-        if span is None:
-            raise ValueError(
-                f"the chat template renders assistant message {i} in a way that can't be told from its surroundings:"
-                " with another text in its place, other messages change too"
-            )
-        return span
+        at_once = self.spans_at_once()
+        return at_once if at_once is not None else self.spans_one_by_one()
+
+    @property
+    def _positions(self) -> list[int]:
+        return [i for i, message in enumerate(self.messages) if message["role"] == "assistant"]
+
+    # -- all turns at once --------------------------------------------------------------------------------------------
+
+    def spans_at_once(self) -> list[Span] | None:
+        """All turns from one marked rendering; None without the proof."""
+        if not self._positions:
+            return []
+        if not self._nothing_vanishes(self._positions, range(len(self.messages))):
+            return None
+        marked = self._try_render([MARKED if m["role"] == "assistant" else m for m in self.messages])
+        pieces = marked.split(MARKER) if marked is not None else []
+        if len(pieces) != len(self._positions) + 1 or not self.text.endswith(pieces[-1]):
+            return None
+        header = next(filter(None, (self._header(i) for i in self._positions)), "")
+        ends = [self.text.find(_up_to(header, piece)) for piece in pieces[1:-1]]
+        ends.append(len(self.text) - len(pieces[-1]))
+        starts: list[int] = []
+        for i, piece, found in zip(self._positions, pieces[:-1], [0, *ends[:-1]], strict=True):
+            front = _up_to(header, piece)
+            fits = self.text.count(front) == 1 if starts else self.text.startswith(front)
+            if not fits:
+                return None
+            starts.append(self._behind(i, found + len(front), piece[len(front) :]))
+        in_order = [0, *itertools.chain(*zip(starts, ends, strict=True))]
+        return list(zip(starts, ends, strict=True)) if in_order == sorted(in_order) else None
+
+    def _behind(self, i: int, start: int, inserted: str) -> int:
+        """Where message i's text starts, with what the template put behind the header of a marked one."""
+        there = self.text.startswith(inserted, start)
+        return start + len(inserted) if there and not _brings(self.messages[i], inserted) else start
+
+    # -- turn by turn -------------------------------------------------------------------------------------------------
+
+    def spans_one_by_one(self) -> list[Span]:
+        """Each turn with a proof of its own."""
+        spans: list[Span] = []
+        for i in self._positions:
+            bounds = self._bounds_up_to(i) or self._bounds_in_all(i)
+            span = self._without_header(i, spans[-1][1] if spans else 0, *bounds) if bounds is not None else None
+            if span is None:
+                raise ValueError(
+                    f"the chat template renders assistant message {i} in a way that can't be told from its"
+                    " surroundings: with another text in its place, other messages change too"
+                )
+            spans.append(span)
+        return spans
 
     def _bounds_up_to(self, i: int) -> Bounds | None:
         text = self._try_render(self.messages[: i + 1])
@@ -59,18 +105,8 @@ class Turns:
         return bounds if bounds is not None and self.text.startswith(text[: bounds[1]]) else None
 
     def _bounds_in_all(self, i: int) -> Bounds | None:
-        following = self.messages[i + 1 :]
-        return self._bounds(i, following, self.text) if self._followed_by_the_same(i, following) else None
-
-    def _followed_by_the_same(self, i: int, following: Messages) -> bool:
-        """Whether the marker makes no later message vanish, as a tool result might without a call before it."""
-        names = [f"\ue000{k}\ue001" for k in range(len(following))]
-        named = [message | {"content": name} for message, name in zip(following, names, strict=True)]
-        found = []
-        for turn in (self.messages[i], MARKED):
-            text = self._try_render([*self.messages[:i], turn, *named])
-            found.append([name for name in names if text is not None and name in text])
-        return found[0] == found[1]
+        following = range(i + 1, len(self.messages))
+        return self._bounds(i, self.messages[i + 1 :], self.text) if self._nothing_vanishes([i], following) else None
 
     def _bounds(self, i: int, following: Messages, text: str) -> Bounds | None:
         """(start, end, end of what text and marked text share at the front); None without the proof."""
@@ -83,13 +119,7 @@ class Turns:
         shared = _common_prefix(text, before)
         return len(before), len(text) - len(behind), shared
 
-    def _try_render(self, messages: Messages, add_generation_prompt: bool = False) -> str | None:
-        try:
-            return self.render(messages, add_generation_prompt)
-        except Exception:  # templates refuse conversations with whatever they like
-            return None
-
-    def _without_header(self, i: int, previous_end: int, start: int, end: int, shared: int) -> tuple[int, int] | None:
+    def _without_header(self, i: int, previous_end: int, start: int, end: int, shared: int) -> Span | None:
         """The span without what the template puts before an answer, but with the thinking that the message brings."""
         header = self._header(i)
         header_end = -1
@@ -102,6 +132,18 @@ class Turns:
             return header_end, end
         return (start, end) if start <= end else None
 
+    # -- both ---------------------------------------------------------------------------------------------------------
+
+    def _nothing_vanishes(self, marked: list[int], named: Iterable[int]) -> bool:
+        """Whether the markers make no other message vanish, as a tool result might without a call before it."""
+        names = {i: f"\ue000{i}\ue001" for i in named if i not in marked}
+        plain = [m | {"content": names[i]} if i in names else m for i, m in enumerate(self.messages)]
+        swapped = [MARKED if i in marked else message for i, message in enumerate(plain)]
+        before, after = self._try_render(plain), self._try_render(swapped)
+        if before is None or after is None:
+            return False
+        return all((name in before) == (name in after) for name in names.values())
+
     def _header(self, i: int) -> str:
         """What the template puts before an answer: its generation prompt."""
         if i == 0:
@@ -111,6 +153,18 @@ class Turns:
         if without is None or with_prompt is None or not with_prompt.startswith(without):
             return ""
         return with_prompt[len(without) :]
+
+    def _try_render(self, messages: Messages, add_generation_prompt: bool = False) -> str | None:
+        try:
+            return self.render(messages, add_generation_prompt)
+        except Exception:  # templates refuse conversations with whatever they like
+            return None
+
+
+def _up_to(header: str, piece: str) -> str:
+    """A piece of text without what stands behind its last header."""
+    at = piece.rfind(header) if header else -1
+    return piece[: at + len(header)] if at >= 0 else piece
 
 
 def _brings(message: dict[str, Any], inserted: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from slime.rollout import sft_rollout
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator, get_response_lengths
 from slime.utils.misc import SingletonMeta
+from slime.utils.turn_spans import Turns
 from slime.utils.types import Sample
 from tests.support.real_tokenizer import real_tokenizer
 from tests.support.rollout_args import rollout_args
@@ -141,6 +143,58 @@ def test_tool_calls_under_real_templates(family: str) -> None:
     messages = [turn("user", "u"), turn("assistant", THINK + "see", tool_calls=calls)]
     messages += [turn("tool", "1") for _ in calls] + [turn("assistant", THINK + "done")]
     assert trained_by_family(family, messages, TOOLS) == FAMILIES[family][1]
+
+
+def random_conversation(draw: random.Random, calls_at_most: int) -> list[dict[str, Any]]:
+    """One to four questions with thinking, tool calls, repeated and awkward texts."""
+    texts = ["same", "x", "a\nb", " spaced ", "<tool_response>", "42"]
+    messages = [turn("system", "s")] if draw.random() < 0.5 else []
+    for _ in range(draw.randint(1, 4)):
+        messages.append(turn("user", draw.choice(texts)))
+        for calls in [*([draw.randint(1, calls_at_most)] if draw.random() < 0.5 else []), 0]:
+            answer = turn("assistant", draw.choice([THINK, ""]) + draw.choice(texts))
+            if draw.random() < 0.2:
+                answer = turn("assistant", "a", reasoning_content="r")
+            messages.append(answer | ({"tool_calls": CALLS[:calls]} if calls else {}))
+            messages += [turn("tool", draw.choice(texts)) for _ in range(calls)]
+    return messages
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_at_once_and_turn_by_turn_agree(family: str) -> None:
+    draw, tokenizer, both = random.Random(5), real_tokenizer(family), 0
+    for _ in range(20):
+        messages = random_conversation(draw, calls_at_most=1 if family == "llama3" else 2)
+
+        def render(some: list[dict[str, Any]], prompt: bool) -> str:
+            return tokenizer.apply_chat_template(some, tokenize=False, add_generation_prompt=prompt)
+
+        turns = Turns(render, messages, render(messages, False))
+        at_once = turns.spans_at_once()
+        if at_once is not None:
+            both += 1
+            assert at_once == turns.spans_one_by_one(), messages
+    assert both >= 5
+
+
+def test_the_cost_does_not_grow_with_the_square_of_the_turns() -> None:
+    """M12: the number of renderings is the same for 4 and for 64 questions, though thinking is dropped."""
+    tokenizer, counts = real_tokenizer("qwen3"), []
+    for questions in (4, 64):
+        messages = [
+            turn(role, f"{THINK if role == 'assistant' else ''}{role} {i}")
+            for i in range(questions)
+            for role in ("user", "assistant")
+        ]
+        renderings: list[int] = []
+
+        def render(some: list[dict[str, Any]], prompt: bool, renderings: list[int] = renderings) -> str:
+            renderings.append(len(some))
+            return tokenizer.apply_chat_template(some, tokenize=False, add_generation_prompt=prompt)
+
+        assert len(Turns(render, messages, render(messages, False)).spans()) == questions
+        counts.append(len(renderings))
+    assert counts[0] == counts[1] < 10
 
 
 def test_template_arguments() -> None:
