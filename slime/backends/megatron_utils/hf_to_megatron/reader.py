@@ -21,7 +21,7 @@ class SafetensorReader:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._file_of = _file_of_each_tensor(self.path)
+        self._file_of = file_of_each_tensor(self.path)
         self._open_files: dict[str, Any] = {}
 
     @property
@@ -42,7 +42,12 @@ class SafetensorReader:
         return self._open_files[file_name]
 
 
-def _file_of_each_tensor(path: Path) -> dict[str, str]:
+def file_of_each_tensor(path: Path) -> dict[str, str]:
+    """The file, by its name in the folder, that holds each tensor.
+
+    Raises:
+        FileNotFoundError: as `SafetensorReader`.
+    """
     if (path / INDEX_FILE).is_file():
         file_of = json.loads((path / INDEX_FILE).read_text())["weight_map"]
         missing = sorted({name for name in set(file_of.values()) if not (path / name).is_file()})
