@@ -140,8 +140,8 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_model(name: str, directory: Path, sharded: bool = False) -> Path:
-    """Write model, tokenizer stand-in and reference logits; returns the directory.
+def make_model(name: str, directory: Path, sharded: bool = False, **sizes: int) -> Path:
+    """Write model, tokenizer stand-in and reference logits; returns the directory. `sizes` replace those of `SIZES`.
 
     `reference.pt` holds `tokens` [2, 16] and transformers' float32 `logits` [2, 16, vocabulary].
     """
@@ -150,7 +150,9 @@ def make_model(name: str, directory: Path, sharded: bool = False) -> Path:
 
     torch.manual_seed(len(name))
     # Qwen2 has no head_dim of its own: hidden_size / heads
-    fields = copy.deepcopy({**SIZES, "rope_parameters": ROPE, **MODELS[name]})  # transformers changes what it is given
+    fields = copy.deepcopy(
+        {**SIZES, "rope_parameters": ROPE, **MODELS[name], **sizes}
+    )  # transformers changes what it is given
     config = AutoConfig.for_model(
         **{key: value for key, value in fields.items() if (key, value) != ("head_dim", None)}
     )

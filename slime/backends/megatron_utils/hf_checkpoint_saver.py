@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import json
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,21 @@ import torch.distributed as dist
 from slime.backends.megatron_utils import atomic_directory
 from slime.backends.megatron_utils.families import read_hf_config
 from slime.backends.megatron_utils.hf_to_megatron.reader import INDEX_FILE, SINGLE_FILE
+from slime.backends.megatron_utils.safetensors_file import write_safetensors
 from slime.backends.megatron_utils.update_weight.hf_weight_iterator import HfWeightIterator, NamedTensors
 
 logger = logging.getLogger(__name__)
 
+_TRAINING_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_SCALES = ("_scale", "_scale_inv")
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
 
 
 def save_hf_model_to_path(args: argparse.Namespace, output_dir: str | Path, model: Sequence[torch.nn.Module]) -> None:
-    """Write weights (in the training dtype), config and tokenizer as `output_dir`; all ranks take part, rank 0 writes.
+    """Write weights, config and tokenizer as `output_dir`; all ranks take part, rank 0 writes.
 
-    The config and the tokenizer's files are those of `args.hf_checkpoint`. The directory appears when it is complete
+    The config and the tokenizer's files are those of `args.hf_checkpoint`. Weights have the training dtype, or the low
+    precision that they have there. The directory appears when it is complete
     and replaces one of the same name.
 
     Raises:
@@ -52,28 +57,27 @@ class HfWriter:
     Args:
         target: the directory to write.
         hf_checkpoint: the directory that gives the config and the tokenizer.
+        config_changes: entries of the config to set; None takes an entry out.
     """
 
-    def __init__(self, target: Path, hf_checkpoint: Path) -> None:
+    def __init__(self, target: Path, hf_checkpoint: Path, config_changes: Mapping[str, Any] | None = None) -> None:
+        self._config_changes = dict(config_changes or {})
         self._target = target
         self._hf_checkpoint = hf_checkpoint
         self._staging: Path | None = None
         self._files: list[list[str]] = []  # tensor names by file
         self._bytes = 0
-        self._dtype: torch.dtype | None = None
+        self._dtypes: collections.Counter[torch.dtype] = collections.Counter()
 
     def write(self, chunk: NamedTensors) -> None:
         """The next file."""
-        from safetensors.torch import save_file
-
         if self._staging is None:
             self._staging = atomic_directory.start_staging(self._target)
-        # copies: tensors may be views of one another's storage, which safetensors refuses
-        tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in chunk}
-        save_file(tensors, self._staging / str(len(self._files)), metadata={"format": "pt"})
-        self._files.append(list(tensors))
-        self._bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        self._dtype = next(iter(tensors.values())).dtype
+        self._bytes += write_safetensors(self._staging / str(len(self._files)), chunk)
+        self._files.append([name for name, _ in chunk])
+        for name, tensor in chunk:
+            if tensor.dtype in _TRAINING_DTYPES and not name.endswith(_SCALES):
+                self._dtypes[tensor.dtype] += tensor.numel()
 
     def finish(self) -> None:
         """Name the files, add index, config and tokenizer, and publish the directory."""
@@ -88,7 +92,11 @@ class HfWriter:
             (self._staging / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
         copy_assets(self._hf_checkpoint, self._staging)
         config = read_hf_config(self._hf_checkpoint)
-        config["torch_dtype" if "torch_dtype" in config else "dtype"] = str(self._dtype).removeprefix("torch.")
+        for dtype, _ in self._dtypes.most_common(1):
+            config["torch_dtype" if "torch_dtype" in config else "dtype"] = str(dtype).removeprefix("torch.")
+        for key, value in self._config_changes.items():
+            config.pop(key, None)
+            config |= {} if value is None else {key: value}
         (self._staging / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         atomic_directory.publish_directory(self._target)
 

@@ -56,7 +56,7 @@ def build_model(args: argparse.Namespace, role: str) -> list[DistributedDataPara
     from megatron.core.distributed import DistributedDataParallel
     from megatron.core.transformer.module import Float16Module
 
-    chunks = _build_chunks(args, role)
+    chunks = build_chunks(args, role)
     check_freeze_patterns(chunks, args)
     if args.lora_rank is not None:
         check_targets(chunks, args)
@@ -72,7 +72,8 @@ def build_model(args: argparse.Namespace, role: str) -> list[DistributedDataPara
     ]
 
 
-def _build_chunks(args: argparse.Namespace, role: str) -> list[torch.nn.Module]:
+def build_chunks(args: argparse.Namespace, role: str) -> list[torch.nn.Module]:
+    """Model chunks on this rank's device without any wrapper."""
     from megatron.core import parallel_state, tensor_parallel
 
     provider = get_model_provider_func(args, role)

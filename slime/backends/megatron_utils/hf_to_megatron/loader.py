@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from slime.backends.megatron_utils.families import (
     shape_from_model,
 )
 from slime.backends.megatron_utils.families.table import EMBEDDING, OUTPUT_LAYER
+from slime.backends.megatron_utils.hf_to_megatron.dequantizing_reader import open_weights
 from slime.backends.megatron_utils.hf_to_megatron.reader import SafetensorReader
 from slime.backends.megatron_utils.update_weight.common import (
     named_params_and_buffers,
@@ -29,17 +30,22 @@ from slime.backends.megatron_utils.value_head import has_value_head
 
 
 @torch.no_grad()
-def load_hf_weights(args: argparse.Namespace, model: Sequence[torch.nn.Module], path: str | Path) -> None:
+def load_hf_weights(
+    args: argparse.Namespace,
+    model: Sequence[torch.nn.Module],
+    path: str | Path,
+    on_weight: Callable[[Tensor], None] | None = None,
+) -> None:
     """Fill every weight of `model` (this rank's chunks) from the Hugging Face directory `path`.
 
-    All ranks take part. The optimizer's copies of the weights are the caller's to refresh. A critic's value head stays
-    as it is.
+    All ranks take part. Weights in low precision are dequantised. The optimizer's copies of the weights are the
+    caller's to refresh. A critic's value head stays as it is. `on_weight` is called with each weight that is filled.
 
     Raises:
         KeyError: a weight that the model needs is missing.
         ValueError: a shape doesn't fit, or the directory holds weights that no rank of the model uses.
     """
-    family, reader = family_of_checkpoint(path), SafetensorReader(path)
+    family, reader = family_of_checkpoint(path), open_weights(path)
     shape = shape_from_model(args, unwrap_model(model[0]).config)
     used: set[str] = set()
     if has_value_head(args):
@@ -56,6 +62,8 @@ def load_hf_weights(args: argparse.Namespace, model: Sequence[torch.nn.Module], 
                 f"Hugging Face tensors: {', '.join(bound.hf_names)}"
             )
         parameter.data.copy_(local)
+        if on_weight is not None:
+            on_weight(parameter)
     _check_all_used(family, shape, reader, used)
 
 

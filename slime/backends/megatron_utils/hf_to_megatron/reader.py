@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,12 @@ from torch import Tensor
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+_BITS = {
+    **dict.fromkeys(("F64", "I64", "U64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+}
 
 
 class SafetensorReader:
@@ -33,6 +40,22 @@ class SafetensorReader:
         if name not in self._file_of:
             raise KeyError(f"{self.path} has no tensor {name!r}")
         return self._open(self._file_of[name]).get_tensor(name)
+
+    def describe(self, name: str) -> tuple[list[int], int, bool]:
+        """Shape of the tensor called `name`, the bytes it takes in the files, and whether that is low precision."""
+        shape, size = self._stored(name)
+        return shape, size, False
+
+    def in_file_order(self) -> list[str]:
+        """All names, those of a file together."""
+        return sorted(self.names, key=lambda name: (self._file_of.get(name, ""), name))
+
+    def _stored(self, name: str) -> tuple[list[int], int]:
+        if name not in self._file_of:
+            raise KeyError(f"{self.path} has no tensor {name!r}")
+        entry = self._open(self._file_of[name]).get_slice(name)
+        shape = entry.get_shape()
+        return shape, math.prod(shape) * _BITS[entry.get_dtype()] // 8
 
     def _open(self, file_name: str) -> Any:
         if file_name not in self._open_files:

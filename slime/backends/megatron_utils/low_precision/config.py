@@ -78,7 +78,9 @@ def _compressed_tensors(config: dict[str, Any]) -> Scheme:
     groups = list((config.get("config_groups") or {}).values())
     weights = [group.get("weights") or {} for group in groups]
     if config.get("format") != "pack-quantized" or len(groups) != 1 or groups[0].get("input_activations"):
-        raise ValueError("quantization_config: of compressed-tensors only one group of pack-quantized weights is known")
+        raise ValueError(
+            "quantization_config: of compressed-tensors only one group of pack-quantized weights is known"
+        )
     settings = {key: weights[0].get(key) for key in ("num_bits", "type", "symmetric", "strategy")}
     wanted = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
     if settings != wanted:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from torch import Tensor
 
@@ -22,6 +22,7 @@ class Scheme(abc.ABC):
     """
 
     companions: tuple[str, ...]  # endings of the tensors that stand for a weight, in place of `.weight`
+    bits: int  # of a stored number
 
     def __init__(self, left_out: Collection[str] = ()) -> None:
         self._is_left_out = selects((*NEVER, *left_out))
@@ -63,6 +64,16 @@ class Scheme(abc.ABC):
         """From now on cover what a checkpoint with these tensors stores in low precision, and nothing else."""
         self._stored = self.stored_weights(names)
 
+    def check(self, name: str, shape: Sequence[int]) -> None:
+        """ValueError if a covered weight of this shape can't be quantised."""
+        return
+
+    def full_shape(
+        self, name: str, stored: Callable[[str], tuple[list[int], int]], read: Callable[[str], Tensor]
+    ) -> list[int]:
+        """The shape of a weight that is stored in low precision."""
+        return stored(name)[0]
+
     @abc.abstractmethod
     def _quantize(self, module: str, weight: Tensor) -> list[tuple[str, Tensor]]: ...
 
@@ -75,6 +86,7 @@ class BlockFP8(Scheme):
     """FP8 with a scale per block: `weight`, `weight_scale_inv` (which multiplies, in spite of its name)."""
 
     companions = (".weight_scale_inv",)
+    bits = 8
 
     def __init__(self, block: tuple[int, int], *, ue8m0: bool = False, left_out: Collection[str] = ()) -> None:
         super().__init__(left_out)
@@ -92,6 +104,7 @@ class TensorFP8(Scheme):
     """FP8 with one scale per weight: `weight`, `weight_scale`."""
 
     companions = (".weight_scale", ".weight_scale_inv")  # transformers writes the second name
+    bits = 8
 
     def _quantize(self, module: str, weight: Tensor) -> list[tuple[str, Tensor]]:
         quantized, scale = fp8.quantize_tensor(weight)
@@ -106,10 +119,22 @@ class PackedINT4(Scheme):
     """compressed-tensors' INT4: `weight_packed`, `weight_scale`, `weight_shape`."""
 
     companions = (".weight_packed", ".weight_scale", ".weight_shape", ".weight_zero_point")
+    bits = 4
 
     def __init__(self, group_size: int, left_out: Collection[str] = ()) -> None:
         super().__init__(left_out)
         self._group_size = group_size
+
+    def check(self, name: str, shape: Sequence[int]) -> None:
+        if shape[1] % self._group_size:
+            raise ValueError(
+                f"{name} has {shape[1]} columns, which groups of {self._group_size} don't divide: leave it out"
+            )
+
+    def full_shape(
+        self, name: str, stored: Callable[[str], tuple[list[int], int]], read: Callable[[str], Tensor]
+    ) -> list[int]:
+        return read(f"{name}_shape").tolist()
 
     def _quantize(self, module: str, weight: Tensor) -> list[tuple[str, Tensor]]:
         parts = int4.quantize_groups(weight, self._group_size)

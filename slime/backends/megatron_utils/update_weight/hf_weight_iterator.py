@@ -15,6 +15,7 @@ from slime.backends.megatron_utils.families import Family, ModelShape, family_of
 from slime.backends.megatron_utils.families.table import OUTPUT_LAYER
 from slime.backends.megatron_utils.lora.merge import AdapterMerger
 from slime.backends.megatron_utils.lora.weights import named_adapters
+from slime.backends.megatron_utils.low_precision import scheme_of_checkpoint
 from slime.backends.megatron_utils.update_weight.common import (
     named_params_and_buffers,
     tensor_parallel_group,
@@ -43,8 +44,9 @@ class HfWeightIterator:
 
     Every rank takes part in every step, and every rank gets every full tensor: a weight goes from the stage (and
     expert rank) that holds it to all others, then the tensor-parallel shards are gathered and converted by the
-    family's table. The order is the same on all ranks and in every call. Tensors may share memory with the weights
-    that they come from: read them, don't change them. With LoRA they are the base's and the adapters' together.
+    family's table, and quantised where `args.hf_checkpoint` stores the weight in low precision. The order is the same
+    on all ranks and in every call. Tensors may share memory with the weights that they come from: read them, don't
+    change them. With LoRA they are the base's and the adapters' together.
 
     Args:
         own_stage_only: leave out what other pipeline stages hold, so that stages can send side by side.
@@ -60,6 +62,7 @@ class HfWeightIterator:
         self._merger = AdapterMerger(model)
         self._family: Family = family_of_checkpoint(args.hf_checkpoint)
         self._shape: ModelShape = shape_from_model(args, unwrap_model(model[0]).config)
+        self._scheme = scheme_of_checkpoint(args.hf_checkpoint)
         self._infos = _agree_on_infos(self._local_infos())
         if own_stage_only:
             stage = parallel_state.get_pipeline_model_parallel_rank()
@@ -73,7 +76,7 @@ class HfWeightIterator:
 
     @property
     def total_bytes(self) -> int:
-        """Of all weights that are yielded, with Megatron's padding of the vocabulary."""
+        """Of all weights that are yielded, before quantisation and with Megatron's padding of the vocabulary."""
         return sum(info.full_bytes for info in self._infos)
 
     @torch.no_grad()
@@ -156,7 +159,8 @@ class HfWeightIterator:
         named: NamedTensors = []
         for info, parts in zip(bucket, gathered, strict=True):
             bound = self._family.bind(info.name, self._shape.num_layers)
-            named.extend(bound.to_hf(bound.row.layout.gather(parts), self._shape))
+            for name, tensor in bound.to_hf(bound.row.layout.gather(parts), self._shape):
+                named.extend([(name, tensor)] if self._scheme is None else self._scheme.quantize(name, tensor))
         return named
 
 

@@ -27,13 +27,28 @@ class DequantizingReader(SafetensorReader):
     def __init__(self, path: str | Path, scheme: Scheme) -> None:
         super().__init__(path)
         self._scheme = scheme
-        self._stored = scheme.stored_weights(super().names)
+        self._raw_names = super().names
+        self._stored_low = scheme.stored_weights(self._raw_names)
+        self._parts: dict[str, list[str]] = {}
+        for part in self._raw_names:
+            self._parts.setdefault(scheme.owner(part) or part, []).append(part)
+        self._names = frozenset(scheme.owner(name) or name for name in self._raw_names)
 
     @property
     def names(self) -> frozenset[str]:
-        return frozenset(self._scheme.owner(name) or name for name in super().names)
+        return self._names
 
     def get_tensor(self, name: str) -> Tensor:
-        if name in self._stored:
-            return self._scheme.dequantize(name, super().get_tensor, super().names)
+        if name in self._stored_low:
+            return self._scheme.dequantize(name, super().get_tensor, self._raw_names)
         return super().get_tensor(name)
+
+    def describe(self, name: str) -> tuple[list[int], int, bool]:
+        if name not in self._stored_low:
+            return super().describe(name)
+        size = sum(self._stored(part)[1] for part in self._parts[name])
+        return self._scheme.full_shape(name, self._stored, super().get_tensor), size, True
+
+    def in_file_order(self) -> list[str]:
+        owners = (self._scheme.owner(name) or name for name in sorted(self._file_of, key=self._file_of.__getitem__))
+        return list(dict.fromkeys(owners))
