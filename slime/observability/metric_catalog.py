@@ -103,6 +103,8 @@ _TRAIN = (
     Metric("train/mis_{name}", "figures of the mismatch corrections (slime.backends.megatron_utils.loss.mis)"),
     Metric("train/opsm_clipfrac", "share of tokens that off-policy sequence masking drops"),
     Metric("train/opd_reverse_kl", "mean log-prob difference to the teacher"),
+    Metric("train/mtp_loss", "cross-entropy of the multi-token-prediction layers, mean over layers"),
+    Metric("train/mtp_{layer}_loss", "the same of one layer"),
     Metric("train/{role-}load_balancing_loss", "the routers' balancing loss, before its coefficient; 1: balanced"),
     Metric("train/{role-}z_loss", "the routers' z-loss, before its coefficient"),
     Metric("train/routing_replay_changed", "share of a token's layers whose experts routing replay changed"),

@@ -112,6 +112,12 @@ def _run_chunk(chunk: DDP, batch: dict[str, Any]) -> torch.Tensor:
     )
 
 
+def logits_ahead(chunk: DDP) -> list[torch.Tensor] | None:
+    """Those of the multi-token-prediction layers of the pass that the chunk has just run, if it has any."""
+    take = getattr(unwrap_model(chunk), "take_logits_ahead", None)
+    return None if take is None else take()
+
+
 def _routing(replay: RoutingReplay | None, chunk: DDP, iterator: DataIterator) -> AbstractContextManager[None]:
     """The chunk's pass over the micro-batch that the iterator gave last."""
     return nullcontext() if replay is None else replay.forward(chunk, iterator.offset - 1)
@@ -202,6 +208,7 @@ def train_one_step(
         batch = get_batch(iterator, TRAIN_KEYS, args.data_pad_size_multiplier)
         with _routing(replay, chunk, iterator):
             output = _run_chunk(chunk, batch)
+        batch["logits_ahead"] = logits_ahead(chunk)
         return output, functools.partial(loss_function, args, batch, num_microbatches, step_global_batch_size)
 
     biases = ExpertBiases(model)

@@ -34,7 +34,7 @@ def get_model_provider_func(args: argparse.Namespace, role: str = "actor") -> Mo
     """
     if role not in ROLES:
         raise ValueError(f"the role {role!r} has no model; known: {', '.join(ROLES)}")
-    provider = _select_provider(args)
+    provider = _select_provider(args, role)
 
     def provide(pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None) -> torch.nn.Module:
         extra = {"vp_stage": vp_stage} if "vp_stage" in inspect.signature(provider).parameters else {}
@@ -43,6 +43,8 @@ def get_model_provider_func(args: argparse.Namespace, role: str = "actor") -> Mo
             attach_value_head(model, args.seed)
         elif post_process:
             mask_padded_vocabulary(model, args.vocab_size)
+        if not args.enable_mtp_training and hasattr(model, "freeze_prediction_layers"):
+            model.freeze_prediction_layers()
         if args.lora_rank is None:
             freeze_parameters(model, args)
         else:
@@ -54,27 +56,31 @@ def get_model_provider_func(args: argparse.Namespace, role: str = "actor") -> Mo
     return provide
 
 
-def _select_provider(args: argparse.Namespace) -> ModelProvider:
+def _select_provider(args: argparse.Namespace, role: str) -> ModelProvider:
     if args.custom_model_provider_path:
         return load_function(args.custom_model_provider_path)
     if not args.spec:
         return lambda pre_process, post_process, vp_stage=None: _gpt_model(
-            args, decoder_block_spec, pre_process, post_process, vp_stage
+            args, role, decoder_block_spec, pre_process, post_process, vp_stage
         )
     spec = load_function(".".join(args.spec)) if not isinstance(args.spec, str) else load_function(args.spec)
     if "pre_process" in inspect.signature(spec).parameters:
         return spec
-    return lambda pre_process, post_process, vp_stage=None: _gpt_model(args, spec, pre_process, post_process, vp_stage)
+    return lambda pre_process, post_process, vp_stage=None: _gpt_model(
+        args, role, spec, pre_process, post_process, vp_stage
+    )
 
 
 def _gpt_model(
     args: argparse.Namespace,
+    role: str,
     make_spec: Callable[[argparse.Namespace, Any, int | None], Any],
     pre_process: bool,
     post_process: bool,
     vp_stage: int | None,
 ) -> torch.nn.Module:
-    config = transformer_config_from_args(args)
+    # a critic predicts values, nothing ahead
+    config = transformer_config_from_args(args, **({"mtp_num_layers": None} if role == "critic" else {}))
     spec = make_spec(args, config, vp_stage)
     if callable(spec) and "pre_process" in inspect.signature(spec).parameters:
         # a spec function may also choose to return a whole provider
@@ -84,8 +90,13 @@ def _gpt_model(
     from slime.backends.megatron_utils.moe.router import use_packed_routers
 
     use_packed_routers(spec)
+    model_class, extra = GPTModel, {}
+    if config.mtp_num_layers:
+        from slime.backends.megatron_utils.multi_token_prediction import MultiTokenGPTModel, prediction_block_spec
 
-    return GPTModel(
+        model_class = MultiTokenGPTModel
+        extra = {"mtp_block_spec": prediction_block_spec(config, spec, vp_stage)}
+    return model_class(
         config=config,
         transformer_layer_spec=spec,
         vocab_size=args.padded_vocab_size,
@@ -101,6 +112,7 @@ def _gpt_model(
         rope_scaling_factor=args.rope_scaling_factor,
         seq_len_interpolation_factor=args.rotary_seq_len_interpolation_factor,
         vp_stage=vp_stage,
+        **extra,
     )
 
 

@@ -84,7 +84,7 @@ def response_log_probs(
     log_probs, entropy = calculate_log_probs_and_entropy(
         logits.squeeze(0),
         found.tokens,
-        _tensor_parallel_group(),
+        tensor_parallel_group(),
         with_entropy,
         args.log_probs_chunk_size,
         with_entropy_grad=with_entropy_grad,
@@ -95,7 +95,8 @@ def response_log_probs(
     return log_probs, entropy, found.lengths
 
 
-def _tensor_parallel_group() -> dist.ProcessGroup | None:
+def tensor_parallel_group() -> dist.ProcessGroup | None:
+    """The ranks that hold the other parts of the vocabulary; None where model parallelism was not initialised."""
     if not dist.is_initialized():
         return None
     from megatron.core import parallel_state as mpu

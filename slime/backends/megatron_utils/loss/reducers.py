@@ -24,15 +24,19 @@ def loss_reducer(args: Namespace, batch: dict[str, Any], loss_masks: Sequence[to
             rollout_mask_sums.
         loss_masks: masks for the numerator in place of the batch's; the denominators stay those of the batch.
     """
+    return _reducer(args, batch, loss_denominators(args, batch), loss_masks)
+
+
+def loss_denominators(args: Namespace, batch: dict[str, Any]) -> Sequence[torch.Tensor] | torch.Tensor:
+    """Per sample, what the sum over its loss tokens is divided by unless the loss is per token."""
     if args.constant_loss_denominator is None:
-        return _reducer(args, batch, _mask_sums(batch), loss_masks)
-    constant = [float(args.constant_loss_denominator)] * len(batch["loss_masks"])
-    return _reducer(args, batch, torch.tensor(constant), loss_masks)
+        return mask_sums(batch)
+    return torch.tensor([float(args.constant_loss_denominator)] * len(batch["loss_masks"]))
 
 
 def metric_reducer(args: Namespace, batch: dict[str, Any]) -> Reducer:
     """The same for metrics: means over loss tokens, also when the loss divides by a constant."""
-    return _reducer(args, batch, _mask_sums(batch), None)
+    return _reducer(args, batch, mask_sums(batch), None)
 
 
 def _reducer(
@@ -50,6 +54,7 @@ def _reducer(
     )
 
 
-def _mask_sums(batch: dict[str, Any]) -> Sequence[torch.Tensor] | torch.Tensor:
+def mask_sums(batch: dict[str, Any]) -> Sequence[torch.Tensor] | torch.Tensor:
+    """Per sample, the loss tokens of the rollout execution that it belongs to."""
     sums = batch.get("rollout_mask_sums")
     return [mask.sum() for mask in batch["loss_masks"]] if sums is None else sums

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from slime.utils.misc import load_function
 
+from .multi_token import multi_token_loss
 from .policy import policy_loss_function
 from .reducers import loss_reducer
 from .supervised import sft_loss_function, value_loss_function
@@ -52,6 +53,10 @@ def loss_function(
     `args.calculate_per_token_loss` Megatron divides the summed gradients by the summed token counts instead; each
     context-parallel rank counts every token of its samples, hence the factor for their number.
 
+    Args:
+        batch: what the loss function reads, and `logits_ahead` where multi-token-prediction layers train: their loss
+            times `args.mtp_loss_scaling_factor` is added, but not to the metric "loss".
+
     Returns:
         (scaled loss, 1 or the number of loss tokens, {"keys": names, "values": [samples or tokens, *metrics]})
     """
@@ -62,6 +67,10 @@ def loss_function(
         loss, metrics = checkpoint(function, args, batch, logits, reducer, use_reentrant=False)
     else:
         loss, metrics = function(args, batch, logits, reducer)
+    if batch.get("logits_ahead"):
+        ahead, ahead_metrics = multi_token_loss(args, batch, batch["logits_ahead"])
+        loss = loss + args.mtp_loss_scaling_factor * ahead
+        metrics = metrics | ahead_metrics
 
     cp_size, dp_with_cp_size = _layout_sizes()
     if args.calculate_per_token_loss:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from slime.utils.arguments.flag import flag, in_group, switch
-from slime.utils.arguments.groups.pending import ALGORITHMS, MODELS
+from slime.utils.arguments.flag import flag, in_group, positive_int, switch
+from slime.utils.arguments.groups.pending import MODELS
 
 FLAGS = in_group(
     "Model",
@@ -52,8 +52,8 @@ FLAGS = in_group(
             choices=("fla", "flashqla", "torch"),
             pending_choices={"flashqla": MODELS},
         ),
-        flag("--mtp-num-layers", int, None, "multi-token-prediction layers to build", pending=ALGORITHMS),
+        flag("--mtp-num-layers", positive_int, None, "multi-token-prediction layers to build"),
         flag("--mtp-loss-scaling-factor", float, 0.2, "weight of the multi-token-prediction loss"),
-        switch("--enable-mtp-training", "train the multi-token-prediction layers", pending=ALGORITHMS),
+        switch("--enable-mtp-training", "train the multi-token-prediction layers; without it they stay as they are"),
     ],
 )

@@ -74,6 +74,7 @@ def check_parallel(context: Context) -> None:
     )
     context.needs("overlap_p2p_comm", "virtual_pipeline_model_parallel_size")
     _check_pipeline(context)
+    _check_prediction_layers(context)
     _check_experts(context)
     _check_recompute(context)
 
@@ -105,6 +106,30 @@ def _check_pipeline(context: Context) -> None:
             f"--num-layers {args.num_layers} is not a multiple of pipeline parallel size {stages}"
             + (f" x {virtual} virtual stages" if virtual else ""),
         )
+
+
+def _check_prediction_layers(context: Context) -> None:
+    """Multi-token-prediction layers stand on the last stage, with a copy of the embedding that they don't train."""
+    args = context.args
+    if not args.mtp_num_layers:
+        return
+    name = context.name("mtp_num_layers")
+    context.require(
+        args.pipeline_model_parallel_layout is None, f"{name} can't be placed by --pipeline-model-parallel-layout"
+    )
+    context.require(
+        args.pipeline_model_parallel_size == 1 or not args.overlap_grad_reduce,
+        f"{name} with pipeline stages can't {context.name('overlap_grad_reduce')}: it would wait for the "
+        "gradient of the last stage's embedding, which has none",
+    )
+    context.require(
+        not (args.enable_mtp_training and args.lora_rank is not None),
+        f"{context.name('enable_mtp_training')}: with --lora-rank only adapters train, and these layers have none",
+    )
+    context.require(
+        args.position_embedding_type in ("rope", "none"),
+        f"{name} needs rotary position embeddings, not {args.position_embedding_type}",
+    )
 
 
 def _check_experts(context: Context) -> None:
