@@ -15,6 +15,7 @@ from slime.backends.megatron_utils.optimizer import initialize_model_and_optimiz
 from slime.backends.megatron_utils.update_weight.common import named_params_and_buffers
 from slime.backends.megatron_utils.update_weight.hf_weight_iterator import HfWeightIterator
 from slime.backends.megatron_utils.weights_backuper import WeightsBackuper
+from slime.utils.dry_run.parameters import count_rank_parameters
 
 TP2 = "--tensor-model-parallel-size 2"
 PP2 = "--pipeline-model-parallel-size 2"
@@ -27,12 +28,19 @@ ETP2 = "--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-paral
 
 
 def check_round_trip(context: dict[str, str], name: str, flags: str = "") -> None:
-    """Logits equal transformers' and the export equals the source, bit for bit, for one model under one layout."""
+    """Logits equal transformers' and the export equals the source, bit for bit, for one model under one layout.
+
+    And the dry run's count of this rank's parameters is right.
+    """
+    from megatron.core import parallel_state
+
     source = Path(context["models"]) / name
     args = make_args(source, flags=flags)
     init_layout(args)
     model, optimizer, _, iteration = initialize_model_and_optimizer(args)
     assert optimizer is not None and iteration == -1
+    held = sum(parameter.numel() for chunk in model for parameter in chunk.parameters())
+    assert held == count_rank_parameters(args, parallel_state.get_pipeline_model_parallel_rank()).total
     reference = torch.load(source / "reference.pt")
     outputs = {"padded": forward_logits(model, reference["tokens"])}
     if args.pipeline_model_parallel_size == 1:

@@ -312,3 +312,24 @@ def test_forward_flops_of_a_dense_and_a_mixture_model() -> None:
     )  # fmt: skip
     moe_layer = layer - 2 * n * 3 * h * 16 + 2 * n * 3 * h * 8 * 4
     assert calculate_fwd_flops([n], moe) == layer + moe_layer + 2 * n * h * 32
+
+
+def test_forward_flops_of_gated_delta_nets() -> None:
+    """Three of four layers have work that grows with the length, not with its square."""
+    sizes = {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 3,
+        "linear_value_head_dim": 5,
+        "linear_conv_kernel_dim": 4,
+    }
+    hybrid = Namespace(
+        **{**ARCHITECTURE, "num_layers": 4}, **sizes, linear_attention_freq=4, attention_output_gate=True
+    )
+    n, h = 10, 8
+    head, mlp = 2 * n * h * 32, 2 * n * 3 * h * 16
+    softmax = 2 * n * h * 4 * (2 * 2 + 2) + n * n * 2 * 8 + 2 * n * 8 * h  # twice the queries: their gates
+    channels, rows = 2 * 2 * 3 + 4 * 5, 2 * 2 * 3 + 4 * 5 + 4 * 5 + 2 * 4
+    rule = 4 * (64 * (3 * 3 + 2 * 5) // 2 + 3 * 3 * 5)
+    linear = 2 * n * (h * rows + channels * 4 + rule + 4 * 5 * h)
+    assert calculate_fwd_flops([n], hybrid) == head + softmax + 3 * linear + 4 * mlp

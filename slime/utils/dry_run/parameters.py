@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from slime.utils.arguments.hf_facts import expand_layer_pattern
+from slime.utils.arguments.hf_facts import expand_layer_pattern, linear_attention_pattern
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ def count_rank_parameters(args: Namespace, stage: int, role: str = "actor") -> P
     """
     stages = args.pipeline_model_parallel_size
     total = ParameterCount(0, 0)
-    experts = _expert_pattern(args)
+    experts, linear = _expert_pattern(args), linear_attention_pattern(args.linear_attention_freq, args.num_layers)
     for layer in layers_of_stage(args, stage):
-        total += _layer(args, has_experts=bool(experts[layer]))
+        total += _layer(args, has_experts=bool(experts[layer]), has_linear_attention=bool(linear[layer]))
     embedding = args.padded_vocab_size * args.hidden_size // args.tensor_model_parallel_size
     first, last = stage == 0, stage == stages - 1
     if first:
@@ -86,10 +86,11 @@ def _expert_pattern(args: Namespace) -> list[int]:
     return expand_layer_pattern(args.moe_layer_freq, args.num_layers)
 
 
-def _layer(args: Namespace, has_experts: bool) -> ParameterCount:
+def _layer(args: Namespace, has_experts: bool, has_linear_attention: bool) -> ParameterCount:
     tensor = args.tensor_model_parallel_size
     norms = 2 + bool(args.post_self_attn_layernorm) + bool(args.post_mlp_layernorm)
-    dense = norms * _norm(args, args.hidden_size) + sum(_attention(args))
+    mixer = _gated_delta_net(args) if has_linear_attention else _attention(args)
+    dense = norms * _norm(args, args.hidden_size) + sum(mixer)
     if not has_experts:
         return ParameterCount(dense + _mlp(args, args.ffn_hidden_size, tensor), 0)
     dense += args.num_experts * args.hidden_size  # the router
@@ -114,10 +115,24 @@ def _attention(args: Namespace) -> Iterator[int]:
     if args.add_bias_linear or args.add_qkv_bias:
         yield projected
     if args.qk_layernorm:
-        yield 2 * _norm(args, width)
+        yield (heads + groups) * width if args.qk_layernorm_over_heads else 2 * _norm(args, width)
     yield heads * width // tensor * hidden
     if args.add_bias_linear:
         yield hidden
+
+
+def _gated_delta_net(args: Namespace) -> Iterator[int]:
+    """The parts of `GatedDeltaNet`, whose norm alone is not cut over tensor-parallel ranks."""
+    tensor, hidden = args.tensor_model_parallel_size, args.hidden_size
+    keys, values = args.linear_num_key_heads // tensor, args.linear_num_value_heads // tensor
+    channels = 2 * keys * args.linear_key_head_dim + values * args.linear_value_head_dim
+    projected = channels + values * (args.linear_value_head_dim + 2)
+    yield hidden * projected
+    if args.add_bias_linear:
+        yield projected + hidden
+    yield channels * args.linear_conv_kernel_dim
+    yield 2 * values + args.linear_value_head_dim  # decays, step sizes, norm
+    yield values * args.linear_value_head_dim * hidden
 
 
 def _latent_attention(args: Namespace) -> Iterator[int]:
