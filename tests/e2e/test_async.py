@@ -1,0 +1,53 @@
+"""`train_async.py`: one trainer and one engine on devices of their own."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.test_resume import wait_for_checkpoint
+from tests.support.tiny_run import tiny_run
+from tests.support.train_cli import TrainCli
+
+RUN_TIMEOUT_S = 420
+PROMPTS = 16
+LAST = 3
+
+
+def dumped(folder: Path, rollout_id: int) -> list[dict[str, Any]]:
+    import torch
+
+    return torch.load(folder / f"{rollout_id}.pt", weights_only=False)["samples"]
+
+
+def test_stopped_and_resumed_trains_each_prompt_once(
+    train_cli: TrainCli, tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    """L14; the rollout that was already under way when the run was stopped is made again. Ctrl-C leaves no process."""
+
+    def flags(dumps: Path, **changes: Any) -> list[str]:
+        return tiny_run(
+            tiny_model_dir, tmp_path, colocate=None, rollout_num_gpus=1, num_rollout=LAST + 1, save=tmp_path / "ckpt",
+            save_interval=2, rollout_shuffle=True, save_debug_rollout_data=dumps / "{rollout_id}.pt",
+            check_weight_update_equal=True, **changes,
+        )  # fmt: skip
+
+    first, second = tmp_path / "first", tmp_path / "second"
+    run = train_cli.start(*flags(first), script="train_async.py", own_cluster=True)
+    wait_for_checkpoint(tmp_path / "ckpt", 1, RUN_TIMEOUT_S)
+    run.interrupt()
+    stopped = run.wait(60)
+    assert stopped.returncode not in (0, -signal.SIGKILL)
+    run.assert_nothing_left()
+    resumed = train_cli.run(
+        *flags(second, load=tmp_path / "ckpt"), script="train_async.py", timeout=RUN_TIMEOUT_S, own_cluster=True
+    ).check()
+
+    assert {0, 1} <= set(stopped.series("train/loss")) and set(resumed.series("train/loss")) == {2, LAST}
+    trained = [sample for rollout_id in (0, 1) for sample in dumped(first, rollout_id)]
+    trained += [sample for rollout_id in (2, LAST) for sample in dumped(second, rollout_id)]
+    times = Counter(sample["prompt"] for sample in trained)
+    assert len(times) == PROMPTS and set(times.values()) == {4}, "four answers to each prompt, trained once"
+    assert {sample["weight_versions"][0] for sample in trained if sample["weight_versions"]} == {"1"}
