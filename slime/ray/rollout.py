@@ -93,6 +93,7 @@ class RolloutManager:
             eval_samples.save_eval_samples(self.args.log_dir, rollout_id, output.data)
         return rollout_metrics.log_eval_rollout_data(rollout_id, self.args, output.data, output.metrics)
 
+    @ray.method(concurrency_group=CONTROL)
     def keeps_generating(self) -> bool:
         """Whether the rollout function generates between its calls too, so that weights must be sent meanwhile."""
         return bool(getattr(self.generate_rollout, "keeps_generating", False))

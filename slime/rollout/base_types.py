@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeVar, overload
 
 from slime.utils.types import Sample
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 SampleGroup = list[Any]
 """The answers to one prompt: samples, or lists of samples where one rollout fans out into several."""
@@ -54,3 +56,12 @@ def call_rollout_fn(fn: Callable[..., Any], *args: Any, evaluation: bool, **kwar
             f" it must return {expected.__name__} or {bare.__name__}"
         )
     return output
+
+
+def keeps_generating(fn: Function) -> Function:
+    """Mark a rollout function that generates between its calls too: weights are sent while it does.
+
+    Of any other function a whole rollout is generated with the same weights.
+    """
+    vars(fn)["keeps_generating"] = True
+    return fn

@@ -15,7 +15,7 @@ from typing import Any
 
 from slime.rollout import sglang_rollout
 from slime.rollout.async_worker import AsyncRolloutWorker
-from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
+from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, keeps_generating
 from slime.rollout.group_collector import GroupCollector
 from slime.rollout.weight_version import current_weight_version, newest_version, oldest_version
 from slime.utils.async_utils import run
@@ -33,6 +33,7 @@ def worker_of(args: Namespace, data_source: Any) -> AsyncRolloutWorker:
     return _workers[data_source]
 
 
+@keeps_generating
 def generate_rollout_fully_async(
     args: Namespace, rollout_id: int, data_buffer: Any, evaluation: bool = False
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
