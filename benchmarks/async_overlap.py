@@ -11,8 +11,8 @@ Two loads, with the same delays for all drivers:
 - equal: all samples take --seconds;
 - heavy tail: log-normal delays; training takes as long as a batch's slowest sample does on average.
 
-Counted from the end of the first training step to the end of the last: what a long run does. Bounds: asynchronous at
-least 1.7 times the synchronous driver's rate with equal delays, fully asynchronous at least 1.8 times with a heavy tail.
+Counted from the end of the first training step to the end of the last: what a long run does. Bounds, in multiples of
+the synchronous driver's rate: asynchronous 1.7 with equal delays, fully asynchronous 1.8 with a heavy tail.
 """
 
 from __future__ import annotations
