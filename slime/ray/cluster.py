@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import ray
 
+from slime.ray.failures import report_failure
 from slime.utils import accelerator
 
 logger = logging.getLogger(__name__)
@@ -86,6 +87,8 @@ def _terminate(signum: int, frame: object) -> None:
 def cluster(args: Namespace) -> Iterator[None]:
     """Connect to Ray for the length of a run; SIGTERM ends the run like Ctrl-C, with exit status 130.
 
+    Whatever else is raised inside is reported once (`report_failure`) and ends the process with status 1.
+
     Raises:
         SystemExit: also when the cluster is too small, naming how many devices were asked for and how many there are.
     """
@@ -101,6 +104,9 @@ def cluster(args: Namespace) -> Iterator[None]:
     except KeyboardInterrupt as signalled:
         logger.warning("stopped by %s: ending every process of the run", str(signalled) or "Ctrl-C")
         raise SystemExit(STOPPED_STATUS) from None
+    except Exception as error:
+        report_failure(args, error)
+        raise SystemExit(1) from None
     finally:
         if owned:
             ray.shutdown()

@@ -13,10 +13,12 @@ class ManagerClient:
 
     Args:
         handle: the manager's actor handle, for those that talk to it themselves.
+        started: the result of its `start`.
     """
 
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, handle: Any, started: ray.ObjectRef) -> None:
         self.handle = handle
+        self._started = started
         self._coming: dict[int, ray.ObjectRef] = {}
         self._engines: list[ray.ObjectRef] | None = None  # of which one fails when an engine dies
 
@@ -66,6 +68,7 @@ class ManagerClient:
 
     def _wait(self, answer: ray.ObjectRef) -> Any:
         if self._engines is None:
+            ray.get(self._started)
             self._engines = ray.get(self.handle.watch_engines.remote())
         while True:
             (done, *_), _ = ray.wait([answer, *self._engines], num_returns=1)

@@ -35,7 +35,7 @@ def rollout_manager(args: Namespace, pg: Placement) -> Iterator[ManagerClient]:
     remote_cls = ray.remote(concurrency_groups={CONTROL: 1})(RolloutManager)
     handle = remote_cls.options(num_cpus=MANAGER_CPUS).remote(args, pg)
     try:
-        yield ManagerClient(handle)
+        yield ManagerClient(handle, handle.start.remote())
         ray.get(handle.dispose.remote(), timeout=DISPOSE_TIMEOUT_S)
     finally:
         ray.kill(handle)

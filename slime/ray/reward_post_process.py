@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from slime.rollout.hook_errors import hook_errors
 from slime.utils.misc import group_by, load_function
 from slime.utils.types import Sample
 
@@ -24,7 +25,8 @@ def post_process_rewards(args: Any, samples: list[Sample]) -> tuple[list[float],
     reward times n / (n - 1) (Ahmadian et al., arXiv:2402.14740 eq. 8).
     """
     if args.custom_reward_post_process_path:
-        raw, rewards = load_function(args.custom_reward_post_process_path)(args, samples)
+        with hook_errors(args.custom_reward_post_process_path):
+            raw, rewards = load_function(args.custom_reward_post_process_path)(args, samples)
         if not len(raw) == len(rewards) == len(samples):
             raise ValueError(
                 f"{args.custom_reward_post_process_path} returned {len(raw)} raw rewards and {len(rewards)} rewards"

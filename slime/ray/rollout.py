@@ -16,6 +16,7 @@ from slime.ray.train_data import convert_samples_to_train_data, flatten_samples,
 from slime.ray.utils import Lock
 from slime.rollout.base_types import call_rollout_fn
 from slime.rollout.rm_hub import start_graders
+from slime.utils.garbage import collect_rarely
 from slime.utils.misc import Box, load_function
 from slime.utils.types import Sample
 
@@ -30,9 +31,14 @@ class RolloutManager:
     the concurrency group `CONTROL`, also one at a time."""
 
     def __init__(self, args: Namespace, pg: Placement) -> None:
-        logging_utils.configure_logger(args, "rollout-manager")
-        self.args = args
+        self.args, self._pg = args, pg
         self._train_parallel_config: dict[str, int] = {}
+
+    def start(self) -> None:
+        """Open the data, start the engines and wait for them; before any other method. Not part of the constructor,
+        for an error there reaches the driver as a text only."""
+        args, pg = self.args, self._pg
+        logging_utils.configure_logger(args, "rollout-manager")
         # The data first: a broken file must end the run before any engine starts.
         self.data_source = load_function(args.data_source_path)(args)
         self.generate_rollout = load_function(args.rollout_function_path)
@@ -43,6 +49,7 @@ class RolloutManager:
         self._lock = ray.remote(Lock).options(num_cpus=0).remote()
         for server in self.servers.values():
             server.wait_ready()
+        collect_rarely()
 
     def get_num_rollout_per_epoch(self) -> int | None:
         """Rollouts that one pass over the prompts takes; None without a prompt set."""

@@ -8,6 +8,7 @@ from itertools import count
 from typing import Any
 
 from slime.ray.reward_post_process import post_process_rewards
+from slime.rollout.hook_errors import hook_errors
 from slime.rollout.sample_checks import check_samples
 from slime.utils.data import get_source
 from slime.utils.dp_schedule import build_dp_schedule, count_trimmed
@@ -57,9 +58,10 @@ def convert_samples_to_train_data(args: Any, samples: list[Sample]) -> dict[str,
     Raises:
         ValueError: a sample that can't be trained on, or a column that only some samples have.
     """
-    if args.custom_convert_samples_to_train_data_path:
-        return load_function(args.custom_convert_samples_to_train_data_path)(args, samples)
     check_samples(args, samples)
+    if args.custom_convert_samples_to_train_data_path:
+        with hook_errors(args.custom_convert_samples_to_train_data_path):
+            return load_function(args.custom_convert_samples_to_train_data_path)(args, samples)
     raw_reward, rewards = post_process_rewards(args, samples)
     masks = [_loss_mask(sample) for sample in samples]
     rollout_ids = fill_rollout_ids([sample.rollout_id for sample in samples])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, overload
 
+from slime.rollout.hook_errors import hook_errors
 from slime.utils.types import Sample
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -44,13 +45,14 @@ def call_rollout_fn(fn: Callable[..., Any], *args: Any, evaluation: bool, **kwar
     Raises:
         TypeError: it returned something else.
     """
-    output = fn(*args, **kwargs, evaluation=evaluation)
+    name = f"{fn.__module__}.{getattr(fn, '__qualname__', fn)}"
+    with hook_errors(None if name.startswith("slime.") else name):
+        output = fn(*args, **kwargs, evaluation=evaluation)
     expected: type[Any] = RolloutFnEvalOutput if evaluation else RolloutFnTrainOutput
     bare = dict if evaluation else list
     if isinstance(output, bare):
         output = expected(output)
     if not isinstance(output, expected):
-        name = f"{fn.__module__}.{fn.__qualname__}"
         raise TypeError(
             f"{name} returned {type(output).__name__} with evaluation={evaluation};"
             f" it must return {expected.__name__} or {bare.__name__}"

@@ -37,7 +37,7 @@ def prompt_token_ids(state: Any, sample: Sample) -> list[int]:
             prompt, tools=tools, tokenize=False, add_generation_prompt=True, **sample.apply_chat_template_kwargs
         )
     if not sample.multimodal_inputs:
-        return state.tokenizer.encode(prompt, add_special_tokens=False)
+        return list(state.encode(prompt))  # the same for every answer of a group
     from slime.utils.processing_utils import build_processor_kwargs
 
     output = dict(state.processor(text=[prompt], **build_processor_kwargs(sample.multimodal_inputs)))
@@ -122,7 +122,10 @@ def read_output(
         )
     if payload is not None and meta.get("routed_experts") is not None:
         meta.setdefault("routed_experts_start_len", payload.get("routed_experts_start_len", 0))
-    tokens, log_probs = [entry[1] for entry in entries], [entry[0] for entry in entries]
-    if not all(value is not None and math.isfinite(value) for value in log_probs):
+    if not entries:
+        return [], []
+    values, ids, *_ = zip(*entries, strict=True)
+    tokens, log_probs = list(ids), list(values)
+    if None in values or not all(map(math.isfinite, values)):
         raise ValueError(f"{sample.name()}: the engine returned a log-prob that is not finite")
     return tokens, log_probs

@@ -50,6 +50,10 @@ def generate_rollout_fully_async(
     return run(_collect_batch(args, rollout_id, worker_of(args, data_buffer)))
 
 
+# What the asynchronous driver asks: it sends weights without waiting for the rollout that has begun.
+generate_rollout_fully_async.keeps_generating = True  # type: ignore[attr-defined]
+
+
 async def _collect_batch(args: Namespace, rollout_id: int, worker: AsyncRolloutWorker) -> RolloutFnTrainOutput:
     began = time.monotonic()
     version = await current_weight_version(args)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from functools import lru_cache, partial
 from typing import Any
 
 from slime.rollout.engine_choice import EngineList
 from slime.utils.http_utils import get_rollout_num_engines
 from slime.utils.misc import SingletonMeta
 from slime.utils.processing_utils import load_processor, load_tokenizer
+
+ENCODED_PROMPTS = 1024  # whose ids are remembered
 
 
 class GenerateState(metaclass=SingletonMeta):
@@ -18,6 +21,7 @@ class GenerateState(metaclass=SingletonMeta):
         engines: the engines behind the router, for requests that can't go through it.
         semaphore: bounds the samples in generation, sglang_server_concurrency per engine.
         sampling_params: the training rollout's; copy before changing.
+        encode: prompt text → token ids, remembered for the other answers of its group.
         aborted: the batch is full (or the rollout failed): start nothing new, finish quickly.
         pendings: tasks of groups in flight.
         remaining_batch_size: groups submitted and not dropped, those that are done included.
@@ -38,6 +42,7 @@ class GenerateState(metaclass=SingletonMeta):
             "stop_token_ids": args.rollout_stop_token_ids,
             "skip_special_tokens": args.rollout_skip_special_tokens,
         }
+        self.encode = lru_cache(ENCODED_PROMPTS)(partial(self.tokenizer.encode, add_special_tokens=False))
         self.reset()
 
     def reset(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from slime.observability.progress import Progress
 from slime.rollout.base_types import SampleGroup
 from slime.rollout.filter_hub.base_types import MetricGatherer, call_dynamic_filter, should_drop_dynamic_filter_output
+from slime.rollout.hook_errors import hook_errors
 from slime.rollout.rm_hub import grader_metrics, warn_without_marker
 from slime.utils.misc import iter_leaves, load_function
 from slime.utils.types import Sample
@@ -32,6 +33,7 @@ class GroupCollector:
         self.all_groups: list[SampleGroup] = []
         self._filter = load_function(args.dynamic_sampling_filter_path) if args.dynamic_sampling_filter_path else None
         self._drops = MetricGatherer()
+        self._rewards: list[float] = []
         self._counts: Counter[str] = Counter()
         self._progress = Progress(args, "rollout", self.target)
 
@@ -46,7 +48,8 @@ class GroupCollector:
             RuntimeError: the filter drops more than --dynamic-sampling-max-drops lets it; says what for.
         """
         self.all_groups.append(group)
-        output = call_dynamic_filter(self._filter, self.args, group)
+        with hook_errors(self.args.dynamic_sampling_filter_path, group):
+            output = call_dynamic_filter(self._filter, self.args, group)
         if should_drop_dynamic_filter_output(
             output, remaining_batch_size=remaining_batch_size, target_data_size=self.target
         ):
@@ -57,7 +60,7 @@ class GroupCollector:
             self.surplus.append(group)
         else:
             self.groups.append(group)
-            self._progress.update(1, **self._postfix())
+            self._progress.update(1, **self._postfix(group))
         return True
 
     def count(self, name: str) -> None:
@@ -79,10 +82,10 @@ class GroupCollector:
         counts = {"rollout/unused_groups": unused} if unused else {}
         return self._drops.collect() | dict(self._counts) | counts | grader_metrics(samples)
 
-    def _postfix(self) -> dict[str, float]:
-        rewards = [_reward(self.args, sample) for sample in iter_leaves(self.groups)]
-        numbers = [reward for reward in rewards if reward is not None]
-        return {"reward": round(statistics.fmean(numbers), 4)} if numbers else {}
+    def _postfix(self, group: SampleGroup) -> dict[str, float]:
+        rewards = (_reward(self.args, sample) for sample in iter_leaves(group))
+        self._rewards += [reward for reward in rewards if reward is not None]
+        return {"reward": round(statistics.fmean(self._rewards), 4)} if self._rewards else {}
 
     def _check_drops(self) -> None:
         dropped = self._drops.drops.total()

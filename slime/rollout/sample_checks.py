@@ -27,9 +27,12 @@ def check_samples(args: Any, samples: list[Sample]) -> None:
             raise ValueError(f"{sample.name()} has no tokens; made by {generate_hook(args, sample)}")
         if sample.rollout_log_probs is not None:
             _check_finite(args, sample, "rollout_log_probs", sample.rollout_log_probs)
+        if sample.status is Sample.Status.PENDING:
+            raise ValueError(f"{sample.name()}: the status is still pending; made by {generate_hook(args, sample)}")
         if getattr(args, "use_rollout_routing_replay", False):
             check_routed_experts(args, sample)
-        check_reward(args, sample, sample.reward, args.reward_key)
+        if not args.custom_convert_samples_to_train_data_path:  # which does with rewards what it likes
+            check_reward(args, sample, sample.reward, args.reward_key)
 
 
 def check_routed_experts(args: Any, sample: Sample) -> None:
@@ -97,10 +100,15 @@ def check_reward(args: Any, sample: Sample, reward: Any, key: str | None) -> Any
     return reward | {key: number} if isinstance(reward, dict) else number
 
 
+def custom_reward(args: Any, sample: Sample) -> str | None:
+    """The user's function that makes the sample's reward; None for a rule."""
+    return sample.custom_rm_path or getattr(args, "custom_rm_path", None)
+
+
 def reward_hook(args: Any, sample: Sample) -> str:
     """Name of what makes the sample's reward, for messages."""
-    path = sample.custom_rm_path or getattr(args, "custom_rm_path", None)
-    return path or f"rm type {sample.metadata.get('rm_type') or getattr(args, 'rm_type', None)!r}"
+    rm_type = sample.metadata.get("rm_type") or getattr(args, "rm_type", None)
+    return custom_reward(args, sample) or f"rm type {rm_type!r}"
 
 
 def generate_hook(args: Any, sample: Sample) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from contextvars import ContextVar
 from typing import Any
 
+from slime.rollout.hook_errors import hook_errors
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
@@ -38,9 +40,10 @@ async def apply_rollout_sample_hooks(args: Any, value: Any, **kwargs: Any) -> An
 
 async def _apply_hook(path: str, args: Any, sample: Sample, kwargs: dict[str, Any]) -> Sample:
     hook = load_function(path)
-    result = hook(args, sample, **accepted_kwargs(hook, kwargs))
-    if inspect.isawaitable(result):
-        result = await result
+    with hook_errors(path, sample):
+        result = hook(args, sample, **accepted_kwargs(hook, kwargs))
+        if inspect.isawaitable(result):
+            result = await result
     if result is None:
         return sample
     if not isinstance(result, Sample):
@@ -50,8 +53,14 @@ async def _apply_hook(path: str, args: Any, sample: Sample, kwargs: dict[str, An
 
 def accepted_kwargs(fn: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The entries of `kwargs` that `fn` takes by name."""
+    names = keyword_names(fn)
+    return kwargs if names is None else {name: value for name, value in kwargs.items() if name in names}
+
+
+@functools.cache
+def keyword_names(fn: Any) -> frozenset[str] | None:
+    """What `fn` takes by name; None: anything."""
     parameters = inspect.signature(fn).parameters.values()
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-        return kwargs
-    names = {p.name for p in parameters if p.kind is not inspect.Parameter.POSITIONAL_ONLY}
-    return {name: value for name, value in kwargs.items() if name in names}
+        return None
+    return frozenset(p.name for p in parameters if p.kind is not inspect.Parameter.POSITIONAL_ONLY)

@@ -6,7 +6,6 @@ Plug-ins replace the functions of this module, so they are looked up here at eac
 from __future__ import annotations
 
 import asyncio
-import inspect
 import uuid
 from argparse import Namespace
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from slime.rollout.engine_request import (
 from slime.rollout.eval_rollout import eval_rollout_single_dataset
 from slime.rollout.generate_state import GenerateState
 from slime.rollout.group_collector import GroupCollector
+from slime.rollout.hook_errors import hook_errors
 from slime.rollout.partial_rollout import (
     can_continue,
     is_unfinished,
@@ -38,8 +38,8 @@ from slime.rollout.partial_rollout import (
     reset_sample,
 )
 from slime.rollout.rm_hub import async_rm, batched_async_rm
-from slime.rollout.sample_checks import check_reward, generate_hook
-from slime.rollout.sample_hooks import apply_rollout_sample_hooks, set_current_rollout_id
+from slime.rollout.sample_checks import check_reward, custom_reward, generate_hook
+from slime.rollout.sample_hooks import apply_rollout_sample_hooks, keyword_names, set_current_rollout_id
 from slime.utils.async_utils import run
 from slime.utils.eval_config import resolve_eval_datasets
 from slime.utils.http_utils import HttpError, post
@@ -148,8 +148,9 @@ async def _generate_one(args: Namespace, sample: Sample, sampling_params: dict[s
     if path is None:
         return await generate(args, sample, sampling_params)
     function = load_function(path)
-    extra = {"evaluation": evaluation} if "evaluation" in inspect.signature(function).parameters else {}
-    result = await function(args, sample, sampling_params, **extra)
+    extra = {"evaluation": evaluation} if "evaluation" in (keyword_names(function) or ()) else {}
+    with hook_errors(path, sample):
+        result = await function(args, sample, sampling_params, **extra)
     for item in result if isinstance(result, list) else [result]:
         if not isinstance(item, Sample):
             raise TypeError(f"{path} returned {type(item).__name__} for {sample.name()}; expected Sample(s)")
@@ -162,13 +163,13 @@ async def _score(args: Namespace, sample: Sample | list[Sample], evaluation: boo
     key = args.eval_reward_key if evaluation else args.reward_key
     if isinstance(sample, Sample):
         if sample.reward is None:
-            with trace_span(sample, "reward_model"):
+            with trace_span(sample, "reward_model"), hook_errors(custom_reward(args, sample), sample):
                 reward = await async_rm(args, sample, evaluation=evaluation)
             sample.reward = check_reward(args, sample, reward, key)
         return
     unscored = [item for item in sample if item.reward is None]
     if unscored:
-        with trace_span(unscored, "group_reward_model"):
+        with trace_span(unscored, "group_reward_model"), hook_errors(args.custom_rm_path, unscored):
             rewards = await batched_async_rm(args, unscored, evaluation=evaluation)
         for item, reward in zip(unscored, rewards, strict=True):
             item.reward = check_reward(args, item, reward, key)
@@ -274,9 +275,11 @@ def finish_batch(
     """The collected groups in order of their index, after the hooks of a rollout's end, with their metrics."""
     data = sorted(collector.groups, key=first_index)
     if args.rollout_sample_filter_path:
-        load_function(args.rollout_sample_filter_path)(args, data)
+        with hook_errors(args.rollout_sample_filter_path):
+            load_function(args.rollout_sample_filter_path)(args, data)
     if args.rollout_all_samples_process_path:
-        load_function(args.rollout_all_samples_process_path)(args, collector.all_groups, data_source)
+        with hook_errors(args.rollout_all_samples_process_path):
+            load_function(args.rollout_all_samples_process_path)(args, collector.all_groups, data_source)
     return RolloutFnTrainOutput(samples=data, metrics=collector.metrics(unused=unused))
 
 

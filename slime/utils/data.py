@@ -167,10 +167,13 @@ class Dataset:
         return self._to_sample(number, row)
 
     def _to_sample(self, number: int, row: dict[str, Any]) -> Sample:
+        where = self._rows.where(number)
         try:
-            return self._convert(row)
+            sample = self._convert(row)
         except Exception as error:
-            raise ValueError(f"{self._rows.where(number)}: {error}") from error
+            raise ValueError(f"{where}: {error}") from error
+        sample.row = where  # type: ignore[attr-defined]  # a free attribute: for messages
+        return sample
 
     def _convert(self, row: dict[str, Any]) -> Sample:
         prompt = row[self.prompt_key]

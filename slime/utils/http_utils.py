@@ -6,6 +6,7 @@ Proxies in the environment are ignored: these calls stay inside the cluster, and
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 import weakref
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import orjson
 
 from slime.ray.ports import find_available_port, is_port_available
 from slime.utils.host_info import get_host_info
@@ -147,7 +149,11 @@ async def _request(
 
 async def _decode(response: aiohttp.ClientResponse) -> Any:
     if "json" in response.headers.get("Content-Type", ""):
-        return await response.json()
+        content = await response.read()
+        try:
+            return orjson.loads(content)  # a long answer's log-probs: three times as fast as json
+        except orjson.JSONDecodeError:
+            return json.loads(content)  # which takes NaN and Infinity
     return await response.text()
 
 

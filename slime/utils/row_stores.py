@@ -54,7 +54,7 @@ class JsonlRows(RowStore):
     def __init__(self, file: Path) -> None:
         self.file = file
         self.nbytes = file.stat().st_size
-        self._starts = _line_starts(file)
+        self._starts, self._blank = _line_starts(file)
         self._descriptor = os.open(file, os.O_RDONLY)
 
     def __del__(self) -> None:
@@ -84,28 +84,18 @@ class JsonlRows(RowStore):
         return row
 
     def where(self, number: int) -> str:
-        return f"{self.file}:{self._line_number(self._starts[number])}"
-
-    def _line_number(self, start: int) -> int:
-        """Counted when a message needs it, so that it takes no memory."""
-        with self.file.open("rb") as lines:
-            count, left = 1, start
-            while left > 0 and (chunk := lines.read(min(left, 2**20))):
-                count += chunk.count(b"\n")
-                left -= len(chunk)
-        return count
+        return f"{self.file}:{number + 1 + bisect_right(self._blank, number)}"
 
 
-def _line_starts(file: Path) -> array[int]:
-    """Offsets of the lines that aren't blank, and the file's end."""
-    starts, position = array("q"), 0
+def _line_starts(file: Path) -> tuple[array[int], array[int]]:
+    """Offsets of the lines that aren't blank, and the file's end; and for each blank line the rows before it."""
+    starts, blank, position = array("q"), array("q"), 0
     with file.open("rb") as lines:
         for line in lines:
-            if line.strip():
-                starts.append(position)
+            (starts if line.strip() else blank).append(position if line.strip() else len(starts))
             position += len(line)
     starts.append(position)
-    return starts
+    return starts, blank
 
 
 class ParquetRows(RowStore):

@@ -166,8 +166,9 @@ class Sample:
         return sum(self.loss_mask) if self.loss_mask is not None else self.response_length
 
     def name(self) -> str:
-        """How messages call this sample."""
-        return f"sample {self.index} (group {self.group_index})"
+        """How messages call this sample; with the row of the data that its prompt is, where `row` says so."""
+        row = getattr(self, "row", None)
+        return f"sample {self.index} (group {self.group_index}{'' if row is None else f', {row}'})"
 
     def append_response_tokens(
         self,

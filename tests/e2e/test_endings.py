@@ -37,6 +37,18 @@ def test_ctrl_c(run: RunningTrain) -> None:
     assert result.series("rollout/raw_reward"), "the metrics until then are kept"
 
 
+def test_a_raising_reward(ray_cluster: str, train_cli: TrainCli, tiny_model_dir: Path, tmp_path: Path) -> None:
+    """One message: hook, sample with its row, the user's own lines; Ray's are in the driver's log alone."""
+    flags = tiny_run(tiny_model_dir, tmp_path, custom_rm_path="tests.support.tiny_run.raises_at_fifth")
+    result = train_cli.run(*flags, timeout=START_TIMEOUT_S)
+    assert result.returncode == 1
+    assert result.output.count("ZeroDivisionError") == 1, result.tail()
+    (note,) = [line for line in result.output.splitlines() if "in tests.support.tiny_run.raises_at_fifth" in line]
+    assert "for sample 5 (group 1" in note and "prompts.jsonl:2)" in note
+    assert "return 1 / 0" in result.output and "sglang_rollout.py" not in result.output
+    assert "sglang_rollout.py" in (result.log_dir / "driver.log").read_text()
+
+
 def test_killed_driver(run: RunningTrain) -> None:
     run.kill()
     assert run.wait(END_TIMEOUT_S).returncode == -signal.SIGKILL

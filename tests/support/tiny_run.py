@@ -71,3 +71,10 @@ async def share_of_even_tokens(args: Namespace, sample: Sample, **kwargs: Any) -
     """A reward that any model earns some of, and that depends on nothing but the tokens."""
     response = sample.tokens[len(sample.tokens) - sample.response_length :]
     return sum(token % 2 == 0 for token in response) / max(len(response), 1)
+
+
+async def raises_at_fifth(args: Namespace, sample: Sample, **kwargs: Any) -> float:
+    """A reward function with a mistake in it."""
+    if sample.index == 5:
+        return 1 / 0
+    return 0.5
