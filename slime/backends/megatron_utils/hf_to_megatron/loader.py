@@ -20,6 +20,7 @@ from slime.backends.megatron_utils.families import (
 )
 from slime.backends.megatron_utils.families.table import EMBEDDING, OUTPUT_LAYER
 from slime.backends.megatron_utils.hf_to_megatron.dequantizing_reader import open_weights
+from slime.backends.megatron_utils.hf_to_megatron.in_place import fill_in_place
 from slime.backends.megatron_utils.hf_to_megatron.reader import SafetensorReader
 from slime.backends.megatron_utils.update_weight.common import (
     named_params_and_buffers,
@@ -55,13 +56,10 @@ def load_hf_weights(
             continue
         bound = _bind(family, name, shape, reader)
         used.update(bound.hf_names)
-        local = _local_tensor(args, bound, shape, reader)
-        if local.shape != parameter.shape:
-            raise ValueError(
-                f"{name}: {path} gives the shape {tuple(local.shape)}, the model has {tuple(parameter.shape)}; "
-                f"Hugging Face tensors: {', '.join(bound.hf_names)}"
-            )
-        parameter.data.copy_(local)
+        try:
+            _fill(args, parameter.data, bound, shape, reader)
+        except ValueError as error:
+            raise ValueError(f"{name}: {path}: {error}; Hugging Face tensors: {', '.join(bound.hf_names)}") from error
         if on_weight is not None:
             on_weight(parameter)
     _check_all_used(family, shape, reader, used)
@@ -75,10 +73,17 @@ def _bind(family: Family, name: str, shape: ModelShape, reader: SafetensorReader
     return family.bind(name, shape.num_layers)
 
 
-def _local_tensor(args: argparse.Namespace, bound: BoundWeight, shape: ModelShape, reader: SafetensorReader) -> Tensor:
+def _fill(
+    args: argparse.Namespace, target: Tensor, bound: BoundWeight, shape: ModelShape, reader: SafetensorReader
+) -> None:
     parts = [reader.get_tensor(name) for name in bound.hf_names]
-    full = bound.to_megatron(parts, shape, padded_rows=args.padded_vocab_size)
-    return bound.row.layout.shard(full, *tensor_parallel_rank_and_size(bound.is_expert))
+    layout, (rank, size) = bound.row.layout, tensor_parallel_rank_and_size(bound.is_expert)
+    if size == 1 and fill_in_place(layout, parts, target, shape):
+        return
+    local = layout.shard(bound.to_megatron(parts, shape, padded_rows=args.padded_vocab_size), rank, size)
+    if local.shape != target.shape:
+        raise ValueError(f"gives the shape {tuple(local.shape)}, the model has {tuple(target.shape)}")
+    target.copy_(local)
 
 
 def _check_all_used(family: Family, shape: ModelShape, reader: SafetensorReader, used: set[str]) -> None:
