@@ -106,6 +106,7 @@ _TRAIN = (
     Metric("train/mtp_loss", "cross-entropy of the multi-token-prediction layers, mean over layers"),
     Metric("train/mtp_{layer}_loss", "the same of one layer"),
     Metric("train/{role-}load_balancing_loss", "the routers' balancing loss, before its coefficient; 1: balanced"),
+    Metric("train/{role-}seq_load_balancing_loss", "the same of single sequences, mean over the step's rollouts"),
     Metric("train/{role-}z_loss", "the routers' z-loss, before its coefficient"),
     Metric("train/routing_replay_changed", "share of a token's layers whose experts routing replay changed"),
     Metric("train/{role-}grad_norm", "gradient norm before clipping; nan where the step was skipped"),

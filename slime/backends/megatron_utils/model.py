@@ -14,7 +14,8 @@ import torch
 from slime.backends.megatron_utils.data import DataIterator, get_batch
 from slime.backends.megatron_utils.loss import loss_function
 from slime.backends.megatron_utils.moe.router import router_inputs
-from slime.backends.megatron_utils.moe.router_state import ExpertBiases, pop_router_losses
+from slime.backends.megatron_utils.moe.router_state import ExpertBiases, pop_router_losses, router_loss_names
+from slime.backends.megatron_utils.moe.sequence_balance import announce_sequences
 from slime.backends.megatron_utils.optimizer_step import reset_moments, step_if_finite
 from slime.backends.megatron_utils.update_weight.common import unwrap_model
 from slime.observability.train_metric_utils import reduce_train_step_metrics, train_step_metrics
@@ -196,6 +197,8 @@ def train_one_step(
         (the step's metrics, reduced over all ranks; those of the loss on the last pipeline stage only,
          the gradient norm before clipping; None for a step that was skipped)
     """
+    from megatron.core import parallel_state as mpu
+
     for chunk in model:
         chunk.zero_grad_buffer()
     optimizer.zero_grad()
@@ -206,12 +209,16 @@ def train_one_step(
 
     def forward_step(iterator: DataIterator, chunk: DDP) -> tuple[torch.Tensor, Callable[..., Any]]:
         batch = get_batch(iterator, TRAIN_KEYS, args.data_pad_size_multiplier)
+        if "seq_load_balancing_loss" in router_losses:
+            # Megatron takes the mean over micro-batches and replicas: this makes it one over the step's rollouts
+            announce_sequences(unwrap_model(chunk), batch, num_microbatches * replicas / step_global_batch_size)
         with _routing(replay, chunk, iterator):
             output = _run_chunk(chunk, batch)
         batch["logits_ahead"] = logits_ahead(chunk)
         return output, functools.partial(loss_function, args, batch, num_microbatches, step_global_batch_size)
 
     biases = ExpertBiases(model)
+    replicas, router_losses = mpu.get_data_parallel_world_size(), router_loss_names(args)
     with nullcontext() if replay is None else replay.replay():
         losses = _forward_backward(forward_step, data_iterator, model, num_microbatches, only_forward=False)
     updated, grad_norm = step_if_finite(optimizer)

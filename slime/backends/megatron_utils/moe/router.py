@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,17 +16,19 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from torch import Tensor
 
 from slime.backends.megatron_utils.moe.layer_replay import LayerReplay
+from slime.backends.megatron_utils.moe.sequence_balance import PackedSequences, sequence_balancing_loss
 
 
 class PackedTopKRouter(TopKRouter):
     """`TopKRouter` for which padding does not count, and which can replay choices micro-batch by micro-batch.
 
     With a padding mask the stock one fails when it counts tokens for the expert bias, and weighs the z-loss of a
-    token by how many tokens its tensor- or context-parallel rank has.
+    token by how many tokens its tensor- or context-parallel rank has. It takes a packed micro-batch for one sequence.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.announced: deque[PackedSequences] = deque()  # of the training passes to come (`announce_sequences`)
         self.router_replay: LayerReplay | None = None
         if self.config.moe_enable_routing_replay:
             RouterReplay.global_router_replay_instances.pop()  # the one that Megatron has just made
@@ -56,6 +59,19 @@ class PackedTopKRouter(TopKRouter):
         layers = self.config.num_layers + (self.config.mtp_num_layers or 0)
         save_to_aux_losses_tracker("z_loss", mean, self.layer_number, layers, reduce_group=self.tp_cp_group)
         return MoEAuxLossAutoScaler.apply(logits, mean * coefficient)
+
+    def _apply_seq_aux_loss(self, probs: Tensor, scores: Tensor, chosen: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Attach each sequence's balancing loss; Megatron takes a packed micro-batch for one sequence.
+
+        Prediction layers, to whom nobody announces sequences, have none.
+        """
+        coefficient = self.get_aux_loss_coeff("seq_aux_loss")
+        if coefficient == 0 or not self.announced:
+            return probs
+        loss = sequence_balancing_loss(scores, chosen, self.announced.popleft(), self.topk, self.tp_cp_group)
+        return self.attach_and_log_load_balancing_loss(
+            probs, coefficient, loss * coefficient, "seq_load_balancing_loss", self.tp_cp_group
+        )
 
     def _apply_expert_bias(self, routing_map: Tensor, padding_mask: Tensor | None = None) -> None:
         """Count the tokens of each expert, once per training pass: not in the forward pass that is recomputed."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from slime.utils.accelerator import current
+
+_BALANCING_LOSSES = {"aux_loss": "load_balancing_loss", "seq_aux_loss": "seq_load_balancing_loss"}
 
 
 class ExpertBiases:
@@ -31,19 +34,21 @@ def expert_biases(model: Sequence[torch.nn.Module]) -> Iterator[torch.Tensor]:
 
 
 def keep_biases_in_float32(model: Sequence[torch.nn.Module]) -> None:
-    """Undo what Megatron's 16-bit wrapper does to expert biases, before anything copies them.
+    """Undo what Megatron's 16-bit wrapper does to expert biases and to the counts that move them.
 
-    Megatron does so in the first forward pass. A copy from before it would round to 16 bits, for good, whatever is
-    saved in it later.
+    Megatron itself takes the bias back in the first forward pass: a copy from before it would round to 16 bits, for
+    good, whatever is saved in it later. It leaves the counts, which bfloat16 rounds from 257 tokens on.
     """
-    for bias in expert_biases(model):
-        bias.data = bias.data.float()
+    for chunk in model:
+        for name, buffer in chunk.named_buffers():
+            if name.endswith((".expert_bias", ".local_tokens_per_expert")):
+                buffer.data = buffer.data.float()
 
 
 def pop_router_losses(args: Namespace, num_microbatches: int) -> dict[str, float]:
     """The auxiliary losses of the step, before their coefficients: means over MoE layers, micro-batches and replicas.
 
-    All ranks take part. Names are Megatron's: load_balancing_loss, z_loss.
+    All ranks take part. Names are Megatron's.
     """
     from megatron.core import parallel_state as mpu
     from megatron.core.transformer.moe.moe_utils import clear_aux_losses_tracker, get_moe_layer_wise_logging_tracker
@@ -70,10 +75,11 @@ def router_loss_names(args: Namespace) -> list[str]:
     """Those that the run has."""
     if args.num_experts is None:
         return []
-    coefficient = args.moe_aux_loss_coeff
-    balances = any(coefficient) if isinstance(coefficient, list) else bool(coefficient)
-    kinds = args.moe_router_load_balancing_type
-    names = (
-        ["load_balancing_loss"] if balances and "aux_loss" in (kinds if isinstance(kinds, list) else [kinds]) else []
-    )
+    kinds, coefficients = as_list(args.moe_router_load_balancing_type), as_list(args.moe_aux_loss_coeff)
+    used = [kind for kind, coefficient in zip(kinds, coefficients, strict=False) if coefficient]
+    names = [name for kind, name in _BALANCING_LOSSES.items() if kind in used]
     return [*names, "z_loss"] if args.moe_z_loss_coeff is not None else names
+
+
+def as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]

@@ -53,13 +53,9 @@ def _check_router_losses(context: Context) -> None:
     used = [kind for kind, coefficient in zip(kinds, coefficients, strict=False) if coefficient]
     flag = context.name("moe_router_load_balancing_type")
     context.require(
-        "seq_aux_loss" not in used,
-        f"{flag} seq_aux_loss: megatron-core 0.16.1 takes a packed micro-batch for one sequence; use aux_loss",
-    )
-    context.require(
         "global_aux_loss" not in used,
         f"{flag} global_aux_loss: in megatron-core 0.16.1 its gradient shrinks with the number of data-parallel "
-        "ranks; use aux_loss",
+        "ranks; use aux_loss or seq_aux_loss",
     )
     if args.calculate_per_token_loss:
         for dest, value in (("moe_aux_loss_coeff", any(used)), ("moe_z_loss_coeff", args.moe_z_loss_coeff)):
