@@ -7,7 +7,7 @@ import time
 import pytest
 import ray
 
-from slime.ray.utils import Lock, get_all
+from slime.ray.utils import Lock, acquire, get_all, release
 
 
 @ray.remote(num_cpus=0)
@@ -51,3 +51,7 @@ def test_lock_has_one_holder(ray_cluster: str) -> None:
     assert not ray.get(lock.acquire.remote("b"))
     ray.get(lock.release.remote())
     assert ray.get(lock.acquire.remote("b"))
+    with pytest.raises(TimeoutError, match="c did not get the lock"):
+        acquire(lock, "c", timeout=0.1)
+    release(lock)
+    acquire(lock, "c", timeout=5.0)

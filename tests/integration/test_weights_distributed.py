@@ -112,10 +112,11 @@ def test_an_engine_that_does_not_take_weights(
         assert seconds < 15.0
 
 
-def test_a_request_goes_on_with_the_new_weights(trainers: GlooWorld, context: dict[str, Any]) -> None:
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+def test_a_request_goes_on_with_the_new_weights(trainers: GlooWorld, context: dict[str, Any], mode: str) -> None:
     """It is not cut off, and says which of its tokens which weights made."""
     import distributed_scenarios
 
-    meta, _ = trainers.run(distributed_scenarios.send_while_generating, context, "retract")
+    meta, _ = trainers.run(distributed_scenarios.send_while_generating, context, mode)
     assert meta["finish_reason"]["type"] == "length" and meta["completion_tokens"] == 400
     assert [part["version"] for part in meta["weight_versions"]] == ["1", "2"], meta
