@@ -43,6 +43,7 @@ def main() -> None:
             if scheme is not None:
                 chunk = [part for name, tensor in chunk for part in scheme.quantize(name, tensor)]
             writer.write(chunk)
+    writer.copy_kept()
     writer.finish()
     print(f"written: {output}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import layout_matrix
+import torch.distributed as dist
 from layout_matrix import Case
 from weight_scenarios import EP2, PP2, PP2_VPP2, TP2, check_round_trip
 
@@ -10,8 +11,14 @@ SP = "--sequence-parallel"
 
 
 def scenario_single(context: dict[str, str]) -> None:
-    for name in ("qwen3_next", "qwen3_5", "qwen3_5_experts", "minimax_m2"):
+    for name in ("qwen3_next", "qwen3_5", "qwen3_5_experts", "qwen3_5_vision", "minimax_m2", "mimo"):
         check_round_trip(context, name)
+
+
+def scenario_prediction_layers(context: dict[str, str]) -> None:
+    layout = f"{TP2} {SP} --expert-tensor-parallel-size 2" if dist.get_world_size() == 2 else ""
+    for name in ("qwen3_next", "qwen3_5_vision", "mimo"):
+        check_round_trip(context, name, flags=f"--mtp-num-layers 1 {layout}")
 
 
 def scenario_tp2(context: dict[str, str]) -> None:
@@ -28,7 +35,7 @@ def scenario_pp2(context: dict[str, str]) -> None:
 
 def scenario_ep2(context: dict[str, str]) -> None:
     check_round_trip(context, "qwen3_next", flags=EP2)
-    check_round_trip(context, "qwen3_5_experts", flags=EP2)
+    check_round_trip(context, "qwen3_5_vision", flags=EP2)
     check_round_trip(context, "minimax_m2", flags=EP2)
 
 

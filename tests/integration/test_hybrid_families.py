@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import hybrid_scenarios
 import pytest
+from dressed_hf import add_qwen_prediction_layer, make_mimo, make_qwen3_5_moe
 from layout_matrix import Case
 from tiny_hf import make_model
 
@@ -36,8 +37,13 @@ LAYOUTS = {
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     root = tmp_path_factory.mktemp("hybrid")
+    models = root / "models"
     for name in MODELS:
-        make_model(name, root / "models" / name)
+        make_model(name, models / name)
+    make_mimo(models / "mimo")
+    add_qwen_prediction_layer(models / "qwen3_next")
+    add_qwen_prediction_layer(models / "qwen3_5_experts")
+    make_qwen3_5_moe(models / "qwen3_5_experts", models / "qwen3_5_vision")
     return {"models": str(root / "models"), "out": str(root / "out"), "root": str(root)}
 
 
@@ -50,8 +56,14 @@ def references(context: dict[str, str], gloo_world: Callable[[int], GlooWorld]) 
 
 
 def test_one_process(gloo_world: Callable[[int], GlooWorld], context: dict[str, str]) -> None:
-    """Logits equal transformers', and the export equals the source bit for bit."""
+    """Logits equal transformers', and the export equals the source bit for bit, what the trainer left out included."""
     gloo_world(1).run(hybrid_scenarios.scenario_single, context)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_prediction_layers(gloo_world: Callable[[int], GlooWorld], context: dict[str, str], processes: int) -> None:
+    """Multi-token-prediction layers under the names of MiMo and of Qwen: in, and out again bit for bit."""
+    gloo_world(processes).run(hybrid_scenarios.scenario_prediction_layers, context)
 
 
 @pytest.mark.parametrize("name", ["tp2", "pp2", "ep2"])

@@ -129,6 +129,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "bos_token_id": 1,
         "eos_token_id": 2,
     },
+    # Qwen2 with layers that predict ahead, which transformers doesn't have
+    "mimo": {"model_type": "qwen2", "tie_word_embeddings": False, "head_dim": 8},
     "qwen3_next": {"model_type": "qwen3_next", "tie_word_embeddings": False, **SHARED_EXPERT, **DELTA_NET},
     "qwen3_5": {"model_type": "qwen3_5_text", "tie_word_embeddings": True, **DELTA_NET},
     "qwen3_5_experts": {

@@ -15,14 +15,15 @@ import torch
 import torch.distributed as dist
 
 from slime.backends.megatron_utils import atomic_directory
-from slime.backends.megatron_utils.families import read_hf_config
-from slime.backends.megatron_utils.hf_to_megatron.reader import INDEX_FILE, SINGLE_FILE
+from slime.backends.megatron_utils.families import family_of_checkpoint, read_hf_config
+from slime.backends.megatron_utils.hf_to_megatron.reader import INDEX_FILE, SINGLE_FILE, SafetensorReader
 from slime.backends.megatron_utils.safetensors_file import write_safetensors
 from slime.backends.megatron_utils.update_weight.hf_weight_iterator import HfWeightIterator, NamedTensors
 
 logger = logging.getLogger(__name__)
 
 _TRAINING_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_COPIED_AT_ONCE = 1 << 30  # bytes
 _SCALES = ("_scale", "_scale_inv")
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
 
@@ -42,6 +43,7 @@ def save_hf_model_to_path(args: argparse.Namespace, output_dir: str | Path, mode
         if writer is not None:
             writer.run(HfWriter.write, chunk)
     if writer is not None:
+        writer.run(HfWriter.copy_kept)
         writer.run(HfWriter.finish)
     failure = [writer.failure if writer is not None else None]
     dist.broadcast_object_list(failure, src=0)
@@ -78,6 +80,27 @@ class HfWriter:
         for name, tensor in chunk:
             if tensor.dtype in _TRAINING_DTYPES and not name.endswith(_SCALES):
                 self._dtypes[tensor.dtype] += tensor.numel()
+
+    def copy_kept(self) -> None:
+        """Copy what the model does not hold and the checkpoint has: a vision tower, layers that predict ahead."""
+        config = read_hf_config(self._hf_checkpoint)
+        layers = (config.get("text_config") or config)["num_hidden_layers"]
+        family = family_of_checkpoint(self._hf_checkpoint)
+        written = {name for names in self._files for name in names}
+        predicts_ahead = any(family.is_mtp(name, layers) for name in written)
+        reader = SafetensorReader(self._hf_checkpoint)
+        chunk, size = [], 0
+        for name in reader.in_file_order():
+            held = name in written or (predicts_ahead and family.is_mtp(name, layers))
+            if held or not family.is_kept(name, layers):
+                continue
+            chunk.append((name, reader.get_tensor(name)))
+            size += chunk[-1][1].nbytes
+            if size >= _COPIED_AT_ONCE:
+                self.write(chunk)
+                chunk, size = [], 0
+        if chunk:
+            self.write(chunk)
 
     def finish(self) -> None:
         """Name the files, add index, config and tokenizer, and publish the directory."""

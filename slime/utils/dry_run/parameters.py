@@ -28,7 +28,8 @@ def count_rank_parameters(args: Namespace, stage: int, role: str = "actor") -> P
     """Parameters of a rank in pipeline stage `stage`.
 
     Each stage has its layers; the first also the embedding; the last the final norm and the output layer, which is a
-    copy of the embedding where the two are tied and the stage is not the first. A critic's has one output.
+    copy of the embedding where the two are tied and the stage is not the first. A critic's has one output. Layers that
+    predict ahead stand in the last stage and need the embedding there.
     """
     stages = args.pipeline_model_parallel_size
     total = ParameterCount(0, 0)
@@ -44,6 +45,11 @@ def count_rank_parameters(args: Namespace, stage: int, role: str = "actor") -> P
         own_output = args.untie_embeddings_and_output_weights or not first
         output = args.hidden_size if role == "critic" else own_output * embedding
         total += ParameterCount(_norm(args, args.hidden_size) + output, 0)
+    if last and args.mtp_num_layers and role != "critic":
+        last_layer = _layer(args, has_experts=bool(experts[-1]), has_linear_attention=bool(linear[-1]))
+        total += _prediction_layers(args, last_layer)
+        if not first and args.untie_embeddings_and_output_weights:
+            total += ParameterCount(embedding, 0)
     return total
 
 
@@ -100,6 +106,16 @@ def _layer(args: Namespace, has_experts: bool, has_linear_attention: bool) -> Pa
     width = args.moe_ffn_hidden_size or args.ffn_hidden_size
     local = args.num_experts // args.expert_model_parallel_size
     return ParameterCount(dense, local * _mlp(args, width, args.expert_tensor_parallel_size))
+
+
+def _prediction_layers(args: Namespace, inner: ParameterCount) -> ParameterCount:
+    """Multi-token prediction: a decoder layer behind a projection of two normed inputs, and a norm after it."""
+    hidden = args.hidden_size
+    own = 3 * _norm(args, hidden) + 2 * hidden * hidden // args.tensor_model_parallel_size
+    total = ParameterCount(0, 0)
+    for _ in range(args.mtp_num_layers):
+        total += inner + ParameterCount(own, 0)
+    return total
 
 
 def _attention(args: Namespace) -> Iterator[int]:

@@ -12,9 +12,10 @@ from slime.backends.megatron_utils.families.deepseek import DEEPSEEK_V3
 from slime.backends.megatron_utils.families.glm import GLM4, GLM4_MOE
 from slime.backends.megatron_utils.families.layout import ModelShape, shape_from_model
 from slime.backends.megatron_utils.families.llama import LLAMA
+from slime.backends.megatron_utils.families.mimo import MIMO
 from slime.backends.megatron_utils.families.minimax import MINIMAX_M2
 from slime.backends.megatron_utils.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
-from slime.backends.megatron_utils.families.qwen_next import QWEN3_5_TEXT, QWEN3_NEXT
+from slime.backends.megatron_utils.families.qwen_next import QWEN3_5, QWEN3_5_TEXT, QWEN3_NEXT
 from slime.backends.megatron_utils.families.table import BoundWeight, Family, Weight
 from slime_plugins.models import find_model_plugin
 
@@ -25,12 +26,14 @@ FAMILIES: dict[str, Family] = {
         GLM4,
         GLM4_MOE,
         LLAMA,
+        MIMO,
         MINIMAX_M2,
         QWEN2,
         QWEN2_MOE,
         QWEN3,
         QWEN3_MOE,
         QWEN3_NEXT,
+        QWEN3_5,
         QWEN3_5_TEXT,
     )
     for model_type in family.model_types
@@ -54,8 +57,17 @@ def get_family(model_type: str) -> Family:
 
 
 def family_of_checkpoint(path: str | Path) -> Family:
-    """The family that the `config.json` of a Hugging Face directory names."""
-    return get_family(read_hf_config(path).get("model_type", ""))
+    """The family that the `config.json` of a Hugging Face directory names, in the form that its weights have."""
+    from slime.backends.megatron_utils.hf_to_megatron.reader import INDEX_FILE, SINGLE_FILE, file_of_each_tensor
+
+    family = get_family(read_hf_config(path).get("model_type", ""))
+    has_weights = any((Path(path) / name).is_file() for name in (INDEX_FILE, SINGLE_FILE))
+    if family.stacked is not None and has_weights:
+        rows = [row for row in family.stacked.weights if row.stacked_experts]
+        endings = tuple(name.split("{layer}")[-1] for row in rows for name in row.hf_names)
+        if any(name.endswith(endings) for name in file_of_each_tensor(Path(path))):
+            return family.stacked
+    return family
 
 
 def read_hf_config(path: str | Path) -> dict:

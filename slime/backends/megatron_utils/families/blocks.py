@@ -84,6 +84,15 @@ EXPERTS = (
     ),
 )
 
+# the same, of a checkpoint whose tensors hold all experts of a layer
+STACKED_EXPERTS = (
+    EXPERTS[0],
+    dataclasses.replace(
+        EXPERTS[1], hf=_H + "mlp.experts.gate_up_proj", layout=FUSED_GATE_UP_PARALLEL, stacked_experts=True
+    ),
+    dataclasses.replace(EXPERTS[2], hf=_H + "mlp.experts.down_proj", stacked_experts=True),
+)
+
 # the router's bias that balances the load (DeepSeek-V3); it chooses experts and does not weigh them
 EXPERT_BIAS = (Weight(_M + "mlp.router.expert_bias", _H + "mlp.gate.e_score_correction_bias"),)
 
@@ -126,6 +135,19 @@ def shared_experts(name: str, *, gated: bool = False) -> tuple[Weight, ...]:
 MTP_AFTER_LAYERS = r"model\.layers\.(?P<layer>\d+)\."
 
 
+def mtp_inner_layer(layer_rows: tuple[Weight, ...], theirs: str) -> tuple[Weight, ...]:
+    """The decoder layer in a multi-token-prediction layer, whose tensors' names begin with `theirs`."""
+    ours = "mtp.layers.{mtp}.transformer_layer."
+    return tuple(
+        dataclasses.replace(
+            row,
+            megatron=tuple(name.replace(_M, ours) for name in row.megatron_names),
+            hf=tuple(name.replace(_H, theirs) for name in row.hf_names),
+        )
+        for row in layer_rows
+    )
+
+
 def mtp_after_layers(layer_rows: tuple[Weight, ...]) -> tuple[Weight, ...]:
     """Rows of multi-token-prediction layers that are numbered on after the last layer, as DeepSeek-V3 has them.
 
@@ -133,16 +155,8 @@ def mtp_after_layers(layer_rows: tuple[Weight, ...]) -> tuple[Weight, ...]:
     state. The checkpoint's copies of the embedding and the output layer in it are the model's own.
     """
     ours, theirs = "mtp.layers.{mtp}.", "model.layers.{mtp_layer}."
-    inner = tuple(
-        dataclasses.replace(
-            row,
-            megatron=tuple(name.replace(_M, f"{ours}transformer_layer.") for name in row.megatron_names),
-            hf=tuple(name.replace(_H, theirs) for name in row.hf_names),
-        )
-        for row in layer_rows
-    )
     return (
-        *inner,
+        *mtp_inner_layer(layer_rows, theirs),
         Weight(ours + "enorm.weight", theirs + "enorm.weight"),
         Weight(ours + "hnorm.weight", theirs + "hnorm.weight"),
         Weight(ours + "eh_proj.weight", theirs + "eh_proj.weight", COLUMN_PARALLEL),

@@ -164,6 +164,20 @@ class FusedGateUp(GateUp):
         return (full,)
 
 
+@dataclasses.dataclass(frozen=True)
+class SwappedHalves(Layout):
+    """A matrix over two joined inputs that Hugging Face joins the other way round: its halves of columns swap."""
+
+    tp_dim: int | None = 0
+
+    def merge(self, parts: Sequence[Tensor], shape: ModelShape) -> Tensor:
+        (tensor,) = parts
+        return torch.cat(tensor.chunk(2, dim=1)[::-1], dim=1)
+
+    def split(self, full: Tensor, shape: ModelShape) -> tuple[Tensor, ...]:
+        return (torch.cat(full.chunk(2, dim=1)[::-1], dim=1),)
+
+
 REPLICATED = Layout()
 COLUMN_PARALLEL = Layout(tp_dim=0)
 ROW_PARALLEL = Layout(tp_dim=1)

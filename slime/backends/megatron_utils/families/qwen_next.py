@@ -8,11 +8,13 @@ from slime.backends.megatron_utils.families.blocks import (
     EXPERTS,
     PRE_MLP_NORM,
     QK_NORM,
+    STACKED_EXPERTS,
+    mtp_inner_layer,
     shared_experts,
 )
 from slime.backends.megatron_utils.families.layout import COLUMN_PARALLEL, ROW_PARALLEL
 from slime.backends.megatron_utils.families.linear_attention import GATED_QKV_PARALLEL, KeyHeads
-from slime.backends.megatron_utils.families.table import Family, Weight
+from slime.backends.megatron_utils.families.table import Family, Weight, renamed
 
 _M = "decoder.layers.{layer}."
 _H = "model.layers.{layer}."
@@ -38,27 +40,42 @@ _MIXERS = (
     Weight(_ATTENTION + "norm_weight", _LINEAR + "norm.weight"),
     Weight(_ATTENTION + "out_proj.weight", _LINEAR + "out_proj.weight", ROW_PARALLEL),
 )
-_REST = EMBEDDINGS + _MIXERS + PRE_MLP_NORM + DENSE_MLP + EXPERTS + shared_experts("shared_expert", gated=True)
-
-QWEN3_NEXT = Family(
-    ("qwen3_next",),
-    (
-        Weight(
-            _ATTENTION + "in_proj.weight",
-            (_LINEAR + "in_proj_qkvz.weight", _LINEAR + "in_proj_ba.weight"),
-            KeyHeads(tensors=("qkvz", "ba"), stacked=False),
-        ),
-        *_REST,
-    ),
+_MLP = PRE_MLP_NORM + DENSE_MLP + shared_experts("shared_expert", gated=True)
+_NEXT_IN_PROJ = Weight(
+    _ATTENTION + "in_proj.weight",
+    (_LINEAR + "in_proj_qkvz.weight", _LINEAR + "in_proj_ba.weight"),
+    KeyHeads(tensors=("qkvz", "ba"), stacked=False),
 )
-QWEN3_5_TEXT = Family(
-    ("qwen3_5_text", "qwen3_5_moe_text"),
-    (
-        Weight(
-            _ATTENTION + "in_proj.weight",
-            tuple(f"{_LINEAR}in_proj_{part}.weight" for part in ("qkv", "z", "b", "a")),
-            KeyHeads(tensors=("qkv", "z", "b", "a")),
-        ),
-        *_REST,
-    ),
+_IN_PROJ = Weight(
+    _ATTENTION + "in_proj.weight",
+    tuple(f"{_LINEAR}in_proj_{part}.weight" for part in ("qkv", "z", "b", "a")),
+    KeyHeads(tensors=("qkv", "z", "b", "a")),
+)
+
+
+def _rows(in_proj: Weight, experts: tuple[Weight, ...], prefix: str = "model.") -> tuple[Weight, ...]:
+    """The whole model. One multi-token-prediction layer at most; it stands beside the text model of a vision model."""
+    layer = (in_proj, *_MIXERS, *_MLP, *experts)
+    ours = "mtp.layers.0."
+    return (
+        *renamed(EMBEDDINGS + layer, {"model.": prefix}),
+        *mtp_inner_layer(layer, "mtp.layers.{mtp}."),
+        Weight(ours + "enorm.weight", "mtp.pre_fc_norm_embedding.weight"),
+        Weight(ours + "hnorm.weight", "mtp.pre_fc_norm_hidden.weight"),
+        Weight(ours + "eh_proj.weight", "mtp.fc.weight", COLUMN_PARALLEL),
+        Weight(ours + "final_layernorm.weight", "mtp.norm.weight"),
+    )
+
+
+_MTP, _VISION, _TEXT = r"mtp\.", (r"model\.visual\.",), "model.language_model."
+
+QWEN3_NEXT = Family(("qwen3_next",), _rows(_NEXT_IN_PROJ, EXPERTS), mtp_hf=_MTP)
+QWEN3_5_TEXT = Family(("qwen3_5_text", "qwen3_5_moe_text"), _rows(_IN_PROJ, EXPERTS), mtp_hf=_MTP)
+# The text model of a directory with a vision tower, which the trainer leaves as it is.
+QWEN3_5 = Family(
+    ("qwen3_5", "qwen3_5_moe"),
+    _rows(_IN_PROJ, EXPERTS, _TEXT),
+    mtp_hf=_MTP,
+    kept_hf=_VISION,
+    stacked=Family(("qwen3_5_moe",), _rows(_IN_PROJ, STACKED_EXPERTS, _TEXT), mtp_hf=_MTP, kept_hf=_VISION),
 )

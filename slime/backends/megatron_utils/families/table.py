@@ -7,6 +7,7 @@ import functools
 import re
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from slime.backends.megatron_utils.families.layout import REPLICATED, Layout, ModelShape, pad_rows
@@ -22,13 +23,15 @@ class Weight:
     Names are global (layers and experts counted over the whole model) and may hold `{layer}`, `{expert}` and `{mtp}`
     (number of a multi-token-prediction layer); Hugging Face names also `{mtp_layer}`, the same number counted on after
     the last layer. The first Megatron name is the one of Megatron's local layer spec; others are those of specs that
-    fuse or group modules (Transformer Engine). `vocab_rows` marks matrices with a row per token, which Megatron pads.
+    fuse or group modules (Transformer Engine). `vocab_rows` marks matrices with a row per token, which Megatron pads;
+    `stacked_experts`, Hugging Face tensors that hold all experts of a layer along their first dimension.
     """
 
     megatron: tuple[str, ...] | str
     hf: tuple[str, ...] | str
     layout: Layout = REPLICATED
     vocab_rows: bool = False
+    stacked_experts: bool = False
 
     @property
     def megatron_names(self) -> tuple[str, ...]:
@@ -45,15 +48,24 @@ class BoundWeight:
 
     row: Weight
     hf_names: tuple[str, ...]
-    is_expert: bool
+    expert: int | None = None
+
+    @property
+    def is_expert(self) -> bool:
+        return self.expert is not None
 
     def to_megatron(self, parts: Sequence[Tensor], shape: ModelShape, padded_rows: int | None = None) -> Tensor:
-        """The full Megatron tensor; `padded_rows` is the padded vocabulary size for weights with vocabulary rows."""
+        """The full Megatron tensor.
+
+        Args:
+            parts: the Hugging Face tensors; of those that stack experts, this expert's part.
+            padded_rows: the padded vocabulary size, for weights with vocabulary rows.
+        """
         full = self.row.layout.merge(parts, shape)
         return pad_rows(full, padded_rows) if self.row.vocab_rows and padded_rows is not None else full
 
     def to_hf(self, full: Tensor, shape: ModelShape) -> list[tuple[str, Tensor]]:
-        """The named Hugging Face tensors, contiguous, without padding rows."""
+        """The named Hugging Face tensors, contiguous, without padding rows; this expert's part of stacked ones."""
         if self.row.vocab_rows:
             full = full[: shape.vocab_size]
         parts = self.row.layout.split(full, shape)
@@ -65,13 +77,17 @@ class Family:
     """A model family: its Hugging Face `model_type`s, its table, and regexes of tensors that carry no weight.
 
     `mtp_hf` matches the tensors of multi-token-prediction layers; its group `layer`, if it has one, counts on after
-    the last layer.
+    the last layer. `kept_hf` match tensors that the trainer does not hold (a vision tower): engines keep theirs, and
+    an export copies those of `--hf-checkpoint`. `stacked` is the family whose directories have a layer's experts in
+    one tensor, where there are both kinds.
     """
 
     model_types: tuple[str, ...]
     weights: tuple[Weight, ...]
     unused_hf: tuple[str, ...] = (r"rotary_emb\.inv_freq$",)
     mtp_hf: str | None = None
+    kept_hf: tuple[str, ...] = ()
+    stacked: Family | None = None
 
     @functools.cached_property
     def _patterns(self) -> tuple[tuple[re.Pattern[str], Weight], ...]:
@@ -92,7 +108,8 @@ class Family:
                 fields: dict[str, object] = dict(match.groupdict())
                 if "mtp" in fields and num_layers is not None:
                     fields["mtp_layer"] = int(match["mtp"]) + num_layers
-                return BoundWeight(row, tuple(name.format(**fields) for name in row.hf_names), "expert" in fields)
+                expert = int(match["expert"]) if "expert" in fields else None
+                return BoundWeight(row, tuple(name.format(**fields) for name in row.hf_names), expert)
         raise KeyError(
             f"the table of {'/'.join(self.model_types)} has no row for the Megatron weight {megatron_name!r}"
         )
@@ -104,6 +121,36 @@ class Family:
         """Whether the tensor belongs to a multi-token-prediction layer of a model with `num_layers` others."""
         match = re.match(self.mtp_hf, hf_name) if self.mtp_hf else None
         return match is not None and int(match.groupdict().get("layer", num_layers)) >= num_layers
+
+    def is_kept(self, hf_name: str, num_layers: int) -> bool:
+        """Whether a model that does not hold the tensor is whole without it: exports copy it, loading passes it by."""
+        return self.is_mtp(hf_name, num_layers) or any(re.match(pattern, hf_name) for pattern in self.kept_hf)
+
+
+class ExpertStacks:
+    """Puts the parts that `BoundWeight.to_hf` gives of stacked tensors together; others pass."""
+
+    def __init__(self, num_experts: int) -> None:
+        self._num_experts = num_experts
+        self._parts: dict[str, dict[int, Tensor]] = {}
+
+    def add(self, bound: BoundWeight, named: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+        """The tensors that are complete now."""
+        if not bound.row.stacked_experts or bound.expert is None:
+            return list(named)
+        complete = []
+        for name, part in named:
+            parts = self._parts.setdefault(name, {})
+            parts[bound.expert] = part
+            if len(parts) == self._num_experts:
+                complete.append((name, torch.stack([parts[i] for i in range(self._num_experts)])))
+                del self._parts[name]
+        return complete
+
+    def check_complete(self) -> None:
+        """ValueError for a tensor some of whose experts did not come."""
+        if self._parts:
+            raise ValueError(f"experts are missing of {', '.join(sorted(self._parts))}")
 
 
 def renamed(weights: tuple[Weight, ...], names: dict[str, str]) -> tuple[Weight, ...]:

@@ -76,7 +76,8 @@ def _bind(family: Family, name: str, shape: ModelShape, reader: SafetensorReader
 def _fill(
     args: argparse.Namespace, target: Tensor, bound: BoundWeight, shape: ModelShape, reader: SafetensorReader
 ) -> None:
-    parts = [reader.get_tensor(name) for name in bound.hf_names]
+    row = bound.expert if bound.row.stacked_experts else None
+    parts = [reader.get_tensor(name) if row is None else reader.get_row(name, row) for name in bound.hf_names]
     layout, (rank, size) = bound.row.layout, tensor_parallel_rank_and_size(bound.is_expert)
     if size == 1 and fill_in_place(layout, parts, target, shape):
         return
@@ -95,7 +96,7 @@ def _check_all_used(family: Family, shape: ModelShape, reader: SafetensorReader,
         leftover -= set(family.bind(OUTPUT_LAYER).hf_names)
     config = read_hf_config(reader.path)
     layers = (config.get("text_config") or config)["num_hidden_layers"]
-    leftover = {name for name in leftover if not (family.is_unused(name) or family.is_mtp(name, layers))}
+    leftover = {name for name in leftover if not (family.is_unused(name) or family.is_kept(name, layers))}
     if leftover:
         shown = ", ".join(sorted(leftover)[:8])
         raise ValueError(f"{reader.path} holds {len(leftover)} weights that the model does not use: {shown}, ...")

@@ -41,6 +41,12 @@ class SafetensorReader:
             raise KeyError(f"{self.path} has no tensor {name!r}")
         return self._open(self._file_of[name]).get_tensor(name)
 
+    def get_row(self, name: str, index: int) -> Tensor:
+        """Entry `index` of the tensor's first dimension; no more of it is read."""
+        if name not in self._file_of:
+            raise KeyError(f"{self.path} has no tensor {name!r}")
+        return self._open(self._file_of[name]).get_slice(name)[index]
+
     def describe(self, name: str) -> tuple[list[int], int, bool]:
         """Shape of the tensor called `name`, the bytes it takes in the files, and whether that is low precision."""
         shape, size = self._stored(name)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from slime.backends.megatron_utils.families import Family, ModelShape
-from slime.backends.megatron_utils.families.table import EMBEDDING, OUTPUT_LAYER
+from slime.backends.megatron_utils.families.table import EMBEDDING, OUTPUT_LAYER, ExpertStacks
 
 NamedTensors = list[tuple[str, Tensor]]
 
@@ -60,14 +60,15 @@ def read_hf_tensors(
         KeyError: a stored weight is not in the family's table.
     """
     stored = stored_weights(iteration_directory)
-    reader = _SliceReader(iteration_directory)
+    reader, stacks = _SliceReader(iteration_directory), ExpertStacks(shape.num_experts)
     chunk: NamedTensors = []
     size = 0
     for name, (stored_name, index) in sorted(single_weights(stored).items(), key=lambda item: _natural_order(item[0])):
         if name == OUTPUT_LAYER and shape.tied_embeddings:
             continue
         weight = reader.read(stored_name, stored[stored_name], index)
-        parts = family.bind(name, shape.num_layers).to_hf(weight, shape)
+        bound = family.bind(name, shape.num_layers)
+        parts = stacks.add(bound, bound.to_hf(weight, shape))
         chunk.extend(parts)
         size += sum(part.numel() * part.element_size() for _, part in parts)
         if size >= max_bytes:
@@ -75,6 +76,7 @@ def read_hf_tensors(
             chunk, size = [], 0
     if chunk:
         yield chunk
+    stacks.check_complete()
 
 
 def single_weights(stored: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:

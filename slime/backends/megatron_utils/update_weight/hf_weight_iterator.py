@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slime.backends.megatron_utils.families import Family, ModelShape, family_of_checkpoint, shape_from_model
-from slime.backends.megatron_utils.families.table import OUTPUT_LAYER
+from slime.backends.megatron_utils.families.table import OUTPUT_LAYER, ExpertStacks
 from slime.backends.megatron_utils.lora.merge import AdapterMerger
 from slime.backends.megatron_utils.lora.weights import named_adapters
 from slime.backends.megatron_utils.low_precision import scheme_of_checkpoint
@@ -83,16 +83,21 @@ class HfWeightIterator:
     def chunks(self, weights: Mapping[str, Tensor] | None = None) -> Iterator[NamedTensors]:
         """Buckets of (Hugging Face name, full contiguous tensor on the trainer's device).
 
-        A bucket holds at most `args.update_weight_buffer_size` bytes, or one Megatron weight that is larger.
+        A bucket holds at most `args.update_weight_buffer_size` bytes, or one Megatron weight that is larger, and what
+        it completes of a checkpoint's tensors that hold all experts of a layer.
 
         Args:
             weights: this rank's shards by global name (as `WeightsBackuper.get` returns them); default the live model.
         """
         if weights is None:
             weights = dict((*named_params_and_buffers(self._args, self._model), *named_adapters(self._model)))
+        stacks = ExpertStacks(self._shape.num_experts)
         for bucket in self._buckets:
             shards = self._broadcast_over_stages(bucket, weights)
-            yield self._gather_and_convert(bucket, shards)
+            named = self._gather_and_convert(bucket, shards, stacks)
+            if named:
+                yield named
+        stacks.check_complete()
 
     def _local_infos(self) -> list[ParamInfo]:
         from megatron.core import parallel_state
@@ -142,7 +147,9 @@ class HfWeightIterator:
             )
         return shards
 
-    def _gather_and_convert(self, bucket: Sequence[ParamInfo], shards: Sequence[Tensor]) -> NamedTensors:
+    def _gather_and_convert(
+        self, bucket: Sequence[ParamInfo], shards: Sequence[Tensor], stacks: ExpertStacks
+    ) -> NamedTensors:
         gathered, handles = [], []
         for info, shard in zip(bucket, shards, strict=True):
             is_expert, layout = (
@@ -159,7 +166,7 @@ class HfWeightIterator:
         named: NamedTensors = []
         for info, parts in zip(bucket, gathered, strict=True):
             bound = self._family.bind(info.name, self._shape.num_layers)
-            for name, tensor in bound.to_hf(bound.row.layout.gather(parts), self._shape):
+            for name, tensor in stacks.add(bound, bound.to_hf(bound.row.layout.gather(parts), self._shape)):
                 named.extend([(name, tensor)] if self._scheme is None else self._scheme.quantize(name, tensor))
         return named
 
