@@ -145,7 +145,7 @@ def check_resume(context: dict[str, str], name: str, saved: str, loaded: str) ->
     """Exact under the same layout, close under another; what is saved is adapters and their optimiser state."""
     root = Path(context["root"])
     directory = root / "out" / f"ckpt-{name}-{dist.get_world_size()}-{'-'.join(saved.split())}"
-    lora = f"{LORA_FLAGS} --lora-load {root / 'adapters' / name}"
+    lora = LORA_FLAGS if "--lora-targets" in saved else f"{LORA_FLAGS} --lora-load {root / 'adapters' / name}"
     steps, adapters = train_and_save(make_args(root / "models" / name, save=str(directory), flags=f"{lora} {saved}"))
     again, resumed = resume(make_args(root / "models" / name, load=str(directory), flags=f"{LORA_FLAGS} {loaded}"))
     if saved == loaded:
@@ -217,5 +217,8 @@ RESUMES = {
     "tp2 to pp2 vpp2": (2, "qwen3", TP2, PP2_VPP2),
     "fused tp2 to pp2": (2, "glm4", TP2, PP2),
     "ep2 to dp2": (2, "qwen3_moe", EP2, ""),
+    "experts alone": (2, "qwen3_moe", f"{EP2} --lora-targets experts", f"{EP2} --lora-targets experts"),
+    "experts alone, ep2 to dp2": (2, "qwen3_moe", f"{EP2} --lora-targets experts", "--lora-targets experts"),
+    "attention alone, ep2 to dp2": (2, "qwen3_moe", f"{EP2} --lora-targets q_proj", "--lora-targets q_proj"),
 }
 assert RANK == 4  # ATTENTION_FLAGS say so

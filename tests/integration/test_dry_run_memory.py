@@ -12,6 +12,7 @@ from tiny_hf import MODELS, ROPE, SIZES
 
 from tests.support.gloo_world import GlooWorld
 
+ETP2 = "--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 2"
 LAYOUTS = [
     ("qwen3_tied", 1, ""),
     ("qwen2", 2, "--tensor-model-parallel-size 2"),
@@ -21,6 +22,12 @@ LAYOUTS = [
     ("qwen3", 2, "--bf16"),
     ("qwen3_tied", 2, "--pipeline-model-parallel-size 2 --advantage-estimator ppo"),  # measures the critic
     ("qwen3_moe", 4, "--pipeline-model-parallel-size 2 --expert-model-parallel-size 2"),
+    ("qwen3_tied", 1, "--lora-rank 4"),
+    ("qwen3", 2, "--bf16 --tensor-model-parallel-size 2 --lora-rank 4 --lora-targets q_proj linear_fc1 o_proj"),
+    ("qwen3_moe", 2, f"{ETP2} --lora-rank 4"),
+    ("glm4", 2, "--pipeline-model-parallel-size 2 --lora-rank 4"),
+    ("deepseek_v3", 2, "--expert-model-parallel-size 2 --lora-rank 4"),
+    ("qwen2_moe", 2, "--expert-model-parallel-size 2 --lora-rank 4 --lora-targets experts"),
     ("qwen3", 4, "--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 1"),
 ]
 
@@ -38,9 +45,9 @@ def measure(model_dir: str, flags: str) -> dict[str, Any]:
     init_layout(args)
     role = "critic" if args.use_critic else "actor"
     model, optimizer, scheduler = setup_model_and_optimizer(args, role)
-    if role == "actor":
+    if role == "actor" and not args.sequence_parallel:
         train_step(args, model, optimizer, scheduler, 0)
-    else:  # its outputs are no logits; zero gradients make Adam's moments too
+    else:  # a critic gives no logits, and the steps' sequences can't be cut in 2; zero gradients make moments too
         optimizer.step()
     parameters = [parameter for chunk in model for parameter in chunk.parameters()]
     coordinates = rank_coordinates(args, dist.get_rank())
@@ -49,12 +56,14 @@ def measure(model_dir: str, flags: str) -> dict[str, Any]:
         "measured": {
             "parameters": sum(parameter.numel() for parameter in parameters),
             "weights": sum(parameter.nbytes for parameter in parameters),
-            "gradients": sum(parameter.main_grad.nbytes for parameter in parameters),
+            "trained": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+            "gradients": sum(parameter.main_grad.nbytes for parameter in parameters if parameter.requires_grad),
             "optimizer_state": _state_bytes(optimizer, model),
         },
         "planned": {
             "parameters": plan.parameters,
             "weights": plan.weights,
+            "trained": plan.trained,
             "gradients": plan.gradients,
             "optimizer_state": plan.optimizer_state,
         },
@@ -100,7 +109,7 @@ def test_figures_are_what_megatron_allocates(
     (model / "config.json").write_text(json.dumps({**SIZES, "rope_parameters": ROPE, **MODELS[name]}))
     ranks = gloo_world(size).run(measure, str(model), flags)
     for rank in ranks:
-        for figure in ("parameters", "weights", "gradients"):
+        for figure in ("parameters", "trained", "weights", "gradients"):
             assert rank["measured"][figure] == rank["planned"][figure], (figure, rank)
         known = {key: value for key, value in rank["coordinates"].items() if key != "rank"}
         assert known.items() <= rank["megatron"].items()

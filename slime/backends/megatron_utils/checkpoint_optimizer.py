@@ -40,7 +40,9 @@ def fit_optimizer_state(optimizer: MegatronOptimizer, loaded: dict[Any, Any]) ->
     parts = optimizer_parts(optimizer)
     saved = [loaded[index] for index in sorted(key for key in loaded if isinstance(key, int))]
     saved_parts = [part for part in [loaded, *saved] if "optimizer" in part]
-    if len(saved_parts) == len(parts):
+    if [_marks(part.optimizer.param_groups) for part in parts] == [
+        _marks(part["optimizer"]["param_groups"]) for part in saved_parts
+    ]:
         return loaded
     groups = [group for part in saved_parts for group in part["optimizer"]["param_groups"]]
     common = {name: value for name, value in saved_parts[0].items() if isinstance(name, str) and name != "param_state"}
@@ -51,6 +53,11 @@ def fit_optimizer_state(optimizer: MegatronOptimizer, loaded: dict[Any, Any]) ->
         inner = {**saved_parts[0]["optimizer"], "param_groups": matching}
         fitted.append({**common, "optimizer": inner, "param_state": own["param_state"]})
     return fitted[0] if len(parts) == 1 else dict(enumerate(fitted))
+
+
+def _marks(groups: Sequence[dict[str, Any]]) -> set[bool]:
+    """Whether a part has the experts' weights, others, or both."""
+    return {bool(group.get(_EXPERTS)) for group in groups}
 
 
 def _matching_group(ours: dict[str, Any], saved: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -48,7 +48,17 @@ def setup_model_and_optimizer(
     )
     if args.use_stateless_adam:
         drop_moments(args, optimizer)
+    drop_empty_parts(optimizer)
     return model, optimizer, get_optimizer_param_scheduler(args, optimizer)
+
+
+def drop_empty_parts(optimizer: MegatronOptimizer) -> None:
+    """Take optimizers without parameters out of a chain that has others: where only experts train, Megatron makes an
+    empty one for the rest, and its checkpoints fail on it. Written for megatron-core 0.16.1."""
+    parts = getattr(optimizer, "chained_optimizers", [])
+    filled = [part for part in parts if not part.is_stub_optimizer]
+    if filled:
+        optimizer.chained_optimizers = filled
 
 
 def build_model(args: argparse.Namespace, role: str) -> list[DistributedDataParallel]:

@@ -5,9 +5,11 @@ Activations, collective buffers, CUDA graphs and allocator slack are not in it.
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from dataclasses import dataclass
 
+from slime.utils.dry_run.adapters import count_rank_adapters
 from slime.utils.dry_run.batches import tokens_per_micro_batch
 from slime.utils.dry_run.engine_memory import EngineMemory, plan_engine_memory
 from slime.utils.dry_run.parameters import ParameterCount, count_rank_parameters
@@ -22,12 +24,14 @@ class TrainerMemory:
     Attributes:
         stage: its pipeline stage.
         parameters: how many parameters it holds.
+        trained: how many of them have gradients; with LoRA those of the adapters.
         log_prob_buffers: logits of one micro-batch, their float32 copy and their gradient; None without a token limit.
         host_copies: copies of the weights in host memory (the actor's, the reference's, ...), per rank.
     """
 
     stage: int
     parameters: int
+    trained: int
     weights: int
     gradients: int
     optimizer_state: int
@@ -65,26 +69,44 @@ def _largest_rank(args: Namespace, role: str) -> TrainerMemory:
 
 def stage_memory(args: Namespace, stage: int, role: str = "actor") -> TrainerMemory:
     """What a rank of one pipeline stage takes."""
-    count = count_rank_parameters(args, stage, role)
+    whole = count_rank_parameters(args, stage, role)
+    adapters = count_rank_adapters(args, stage) if role == "actor" else ParameterCount(0, 0)
+    trained = adapters if args.lora_rank is not None and role == "actor" else whole
+    count = whole + adapters
     size = BYTES[args.params_dtype]
     trains = args.num_rollout != 0
     has_logits = role == "actor" and stage == args.pipeline_model_parallel_size - 1
     return TrainerMemory(
         stage=stage,
         parameters=count.total,
+        trained=trained.total,
         weights=count.total * size,
-        gradients=count.total * _gradient_size(args) if trains else 0,
-        optimizer_state=_optimizer_state(args, count) if trains else 0,
+        gradients=trained.total * _gradient_size(args) if trains else 0,
+        optimizer_state=_optimizer_state(args, trained) if trains else 0,
         log_prob_buffers=_log_prob_buffers(args) if has_logits else 0,
-        host_copies=count.total * size * (_copies_of_weights(args) if role == "actor" else 0),
+        host_copies=_host_copies(args, whole.total, adapters.total) * size if role == "actor" else 0,
     )
 
 
-def _copies_of_weights(args: Namespace) -> int:
-    """The actor's; the reference's, a teacher's and two older actors' where there are such."""
+def _host_copies(args: Namespace, weights: int, adapters: int) -> int:
+    """Parameters in copies of the actor; of the reference, a teacher and two older actors where there are such.
+
+    With LoRA these are adapters; the base is copied where the trainer sleeps or where a reference or teacher is
+    another model, which is copied too.
+    """
     reference = args.kl_coef != 0 or args.use_kl_loss
     teacher = args.use_opd and args.opd_type == "megatron"
-    return 1 + reference + teacher + 2 * args.keep_old_actor
+    copies = 1 + reference + teacher + 2 * args.keep_old_actor
+    if args.lora_rank is None:
+        return copies * weights
+    others = (reference and _other_model(args, args.ref_load)) + (
+        teacher and _other_model(args, args.opd_teacher_load)
+    )
+    return copies * adapters + (others + (args.offload_train or others > 0)) * weights
+
+
+def _other_model(args: Namespace, path: str) -> bool:
+    return os.path.realpath(path) != os.path.realpath(args.hf_checkpoint)
 
 
 def _gradient_size(args: Namespace) -> int:

@@ -33,7 +33,7 @@ def count_rank_parameters(args: Namespace, stage: int, role: str = "actor") -> P
     """
     stages = args.pipeline_model_parallel_size
     total = ParameterCount(0, 0)
-    experts, linear = _expert_pattern(args), linear_attention_pattern(args.linear_attention_freq, args.num_layers)
+    experts, linear = expert_pattern(args), linear_attention_pattern(args.linear_attention_freq, args.num_layers)
     for layer in layers_of_stage(args, stage):
         total += _layer(args, has_experts=bool(experts[layer]), has_linear_attention=bool(linear[layer]))
     embedding = args.padded_vocab_size * args.hidden_size // args.tensor_model_parallel_size
@@ -86,7 +86,8 @@ def _layers_per_stage(args: Namespace) -> list[int]:
     return sizes
 
 
-def _expert_pattern(args: Namespace) -> list[int]:
+def expert_pattern(args: Namespace) -> list[int]:
+    """Per layer whether it has experts."""
     if not args.num_experts:
         return [0] * args.num_layers
     return expand_layer_pattern(args.moe_layer_freq, args.num_layers)

@@ -79,7 +79,8 @@ def bytes_text(count: int) -> str:
 
 
 def _trainer_lines(name: str, trainer: TrainerMemory) -> Iterator[str]:
-    yield f"  {name}, largest rank (pipeline stage {trainer.stage}, {trainer.parameters:,} parameters):"
+    trained = "" if trainer.trained == trainer.parameters else f", {trainer.trained:,} of them in adapters that train"
+    yield f"  {name}, largest rank (pipeline stage {trainer.stage}, {trainer.parameters:,} parameters{trained}):"
     yield f"    weights          {bytes_text(trainer.weights)}"
     yield f"    gradients        {bytes_text(trainer.gradients)}"
     yield f"    optimiser state  {bytes_text(trainer.optimizer_state)}"

@@ -82,7 +82,8 @@ def attach_adapters(chunk: torch.nn.Module, args: argparse.Namespace) -> None:
 
 
 def check_targets(chunks: Sequence[torch.nn.Module], args: argparse.Namespace) -> None:
-    """ValueError for a target that names nothing in the whole model; all ranks take part."""
+    """ValueError for a target that names nothing in the whole model, and for a rank that nothing would train on; all
+    ranks take part."""
     found = {target for adapters in adapters_of(chunks) for target in adapters.matched}
     targets.check_all_match(args.lora_targets, found)
 

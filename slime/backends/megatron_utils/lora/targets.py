@@ -31,9 +31,16 @@ def matching_targets(module: str, bound: BoundWeight, megatron_module: str, targ
 
 
 def check_all_match(targets: Sequence[str], found: Collection[str]) -> None:
-    """ValueError for a target that names nothing on any rank; all ranks take part."""
-    counts = torch.tensor([float(target in found) for target in targets]).to(current().device())
+    """ValueError for a target that names nothing on any rank, and where a rank has none; all ranks take part."""
+    flags = [float(target in found) for target in targets]
+    counts = torch.tensor([*flags, float(not found)]).to(current().device())
     torch.distributed.all_reduce(counts)
-    unmatched = [target for target, count in zip(targets, counts.tolist(), strict=True) if count == 0]
+    *by_target, empty_ranks = counts.tolist()
+    unmatched = [target for target, count in zip(targets, by_target, strict=True) if count == 0]
     if unmatched:
         raise ValueError(f"--lora-targets: the model has no linear layer called {', '.join(unmatched)}")
+    if empty_ranks:
+        raise ValueError(
+            f"--lora-targets {' '.join(targets)}: {empty_ranks:.0f} ranks hold no such layer and would train nothing; "
+            "name layers that every pipeline stage has"
+        )
