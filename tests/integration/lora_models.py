@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ RANK, ALPHA = 4, 6.0
 LORA_FLAGS = f"--lora-rank {RANK} --lora-alpha {ALPHA}"
 _PREFIX = "base_model.model."
 # linear layers that are no target: whole on every tensor-parallel rank
-_WHOLE = ("q_a_proj", "kv_a_proj_with_mqa")
+_WHOLE = ("q_a_proj", "kv_a_proj_with_mqa", "eh_proj")
 
 
 def read_tensors(directory: str | Path) -> dict[str, Tensor]:
@@ -30,7 +31,7 @@ def write_random_adapter(model_dir: str | Path, directory: Path) -> None:
     tensors = {}
     for name, weight in read_tensors(model_dir).items():
         module = name.removesuffix(".weight")
-        if not module.endswith("_proj") or module.endswith(_WHOLE):
+        if not re.search(r"_proj(_[a-z]+)?$", module) or module.endswith(_WHOLE):
             continue
         outputs, inputs = weight.shape
         tensors[f"{_PREFIX}{module}.lora_A.weight"] = torch.randn(RANK, inputs, generator=generator) / inputs**0.5

@@ -215,6 +215,7 @@ RESUMES = {
     "one process": (1, "qwen3_moe", "", ""),
     "dp2": (2, "qwen3", "", ""),
     "tp2 to pp2 vpp2": (2, "qwen3", TP2, PP2_VPP2),
+    "delta net tp2 to pp2": (2, "qwen3_5", TP2, PP2),
     "fused tp2 to pp2": (2, "glm4", TP2, PP2),
     "ep2 to dp2": (2, "qwen3_moe", EP2, ""),
     "experts alone": (2, "qwen3_moe", f"{EP2} --lora-targets experts", f"{EP2} --lora-targets experts"),

@@ -27,6 +27,8 @@ LAYOUTS = [
     ("qwen3_moe", 2, f"{ETP2} --lora-rank 4"),
     ("glm4", 2, "--pipeline-model-parallel-size 2 --lora-rank 4"),
     ("deepseek_v3", 2, "--expert-model-parallel-size 2 --lora-rank 4"),
+    ("qwen3_next", 2, "--expert-model-parallel-size 2 --lora-rank 4"),
+    ("qwen3_5", 2, "--tensor-model-parallel-size 2 --lora-rank 4"),
     ("qwen2_moe", 2, "--expert-model-parallel-size 2 --lora-rank 4 --lora-targets experts"),
     ("qwen3", 4, "--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 1"),
 ]

@@ -12,7 +12,18 @@ from lora_scenarios import RESUMES
 
 from tests.support.gloo_world import GlooWorld
 
-MODELS = ["qwen3", "qwen3_tied", "qwen2", "glm4", "qwen3_moe", "qwen2_moe", "glm4_moe", "deepseek_v3"]
+MODELS = [
+    "qwen3",
+    "qwen3_tied",
+    "qwen2",
+    "glm4",
+    "qwen3_moe",
+    "qwen2_moe",
+    "glm4_moe",
+    "deepseek_v3",
+    "qwen3_next",
+    "qwen3_5",
+]
 LAYOUTS = {
     "one process": "",
     "tp2": weight_scenarios.TP2,
@@ -23,6 +34,7 @@ LAYOUTS = {
 ADAPTED = [("one process", name) for name in MODELS if name != "qwen3"]
 ADAPTED += [("tp2", "qwen2"), ("tp2", "glm4"), ("pp2 vpp2", "qwen3_tied")]
 ADAPTED += [("tp2 ep2", name) for name in ("qwen2_moe", "deepseek_v3")]
+ADAPTED += [("tp2", "qwen3_5"), ("tp2 ep2", "qwen3_next")]
 ADAPTED += [("tp2 etp2", name) for name in ("qwen3_moe", "glm4_moe")]
 
 

@@ -37,7 +37,8 @@ CASES = {
     "moe-cp2": (2, MOE, CP2, PACKED_FULL),
     "moe-ep2": (2, MOE, EP2, PACKED),
     "moe-ep2_tp2": (2, MOE, f"{EP2} {TP2} {SP}", PACKED_FULL),
-    # gate and up in one module; latent attention and shared experts
+    # gate and up in one module; a delta net; latent attention and shared experts
+    "qwen3_5-tp2_sp": (2, "qwen3_5", f"{TP2} {SP}", PACKED),
     "glm4-tp2_sp": (2, "glm4", f"{TP2} {SP}", PACKED_FULL),
     "deepseek-ep2_tp2": (2, "deepseek_v3", f"{EP2} {TP2} {SP} --expert-tensor-parallel-size 1", PACKED),
     "moe-ep2_tp2_etp2": (4, MOE, f"{EP2} {TP2} {SP} {ETP2}", "--micro-batch-size 1"),

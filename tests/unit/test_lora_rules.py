@@ -99,7 +99,7 @@ def test_the_router_is_frozen_too(base: BaseConfig, capsys: pytest.CaptureFixtur
     """Its bias is no parameter: Megatron would move it outside the optimiser."""
     base.write_model_config(BIASED_MOE)
     assert base.parse("--lora-rank", "4").moe_router_bias_update_rate == 0.0
-    assert base.parse().moe_router_enable_expert_bias and base.parse().moe_router_bias_update_rate > 0.0
+    assert base.parse().moe_router_enable_expert_bias
     text = refused(base, capsys, "--lora-rank", "4", "--moe-router-bias-update-rate", "0.01")
     assert "--moe-router-bias-update-rate 0.01 contradicts --lora-rank" in text
 

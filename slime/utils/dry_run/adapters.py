@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slime.utils.arguments.groups.lora import ALL_LINEAR, EXPERTS
+from slime.utils.arguments.hf_facts import linear_attention_pattern
 from slime.utils.arguments.rules.loading import read_hf_config
 from slime.utils.dry_run.parameters import ParameterCount, expert_pattern, layers_of_stage
 
@@ -30,9 +31,10 @@ def count_rank_adapters(args: Namespace, stage: int) -> ParameterCount:
     total = ParameterCount(0, 0)
     if args.lora_rank is None:
         return total
-    experts = expert_pattern(args)
+    experts, linear = expert_pattern(args), linear_attention_pattern(args.linear_attention_freq, args.num_layers)
     for layer in layers_of_stage(args, stage):
-        total += ParameterCount(sum(_dense_pair(args, linear) for linear in _attention(args)), 0)
+        mixer = _gated_delta_net(args) if linear[layer] else _attention(args)
+        total += ParameterCount(sum(_dense_pair(args, linear) for linear in mixer), 0)
         total += _expert_layer(args) if experts[layer] else _dense_mlp(args, args.ffn_hidden_size)
     return total
 
@@ -60,9 +62,25 @@ def _attention(args: Namespace) -> Iterator[_Linear]:
         yield _Linear("kv_b_proj", "linear_kv_up_proj", args.kv_lora_rank, heads * args.qk_head_dim + values, True)
         yield _Linear("o_proj", "linear_proj", values, hidden, False)
         return
-    for name, outputs in (("q_proj", heads), ("k_proj", args.num_query_groups), ("v_proj", args.num_query_groups)):
+    queries = heads * (2 if args.attention_output_gate else 1)
+    for name, outputs in (("q_proj", queries), ("k_proj", args.num_query_groups), ("v_proj", args.num_query_groups)):
         yield _Linear(name, "linear_qkv", hidden, outputs * width, True)
     yield _Linear("o_proj", "linear_proj", heads * width, hidden, False)
+
+
+def _gated_delta_net(args: Namespace) -> Iterator[_Linear]:
+    """Queries, keys, values, output gates, step sizes and decays; Qwen3-Next has them in two matrices, Qwen3.5 in
+    four."""
+    hidden, values = args.hidden_size, args.linear_num_value_heads
+    width = values * args.linear_value_head_dim
+    mixed = 2 * args.linear_num_key_heads * args.linear_key_head_dim + width
+    if read_hf_config(args.hf_checkpoint).get("model_type") == "qwen3_next":
+        parts = {"in_proj_qkvz": mixed + width, "in_proj_ba": 2 * values}
+    else:
+        parts = {"in_proj_qkv": mixed, "in_proj_z": width, "in_proj_b": values, "in_proj_a": values}
+    for name, outputs in parts.items():
+        yield _Linear(name, "in_proj", hidden, outputs, True)
+    yield _Linear("out_proj", "out_proj", width, hidden, False)
 
 
 def _mlp(args: Namespace, width: int) -> list[_Linear]:

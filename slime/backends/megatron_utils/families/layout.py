@@ -108,6 +108,11 @@ class Layout:
             return shards[0]
         return torch.cat(list(shards), dim=self.tp_dim)
 
+    def sections(self, part: int, rows: int, shape: ModelShape) -> tuple[int, ...]:
+        """How the `rows` rows of the Hugging Face tensor number `part` are cut over ranks: each of these sections by
+        itself, one after another. `rows` and `shape` are those of the whole or of one rank."""
+        return (rows,)
+
 
 @dataclasses.dataclass(frozen=True)
 class QKV(Layout):
@@ -162,6 +167,9 @@ class FusedGateUp(GateUp):
 
     def split(self, full: Tensor, shape: ModelShape) -> tuple[Tensor, ...]:
         return (full,)
+
+    def sections(self, part: int, rows: int, shape: ModelShape) -> tuple[int, ...]:
+        return (rows // 2, rows // 2)
 
 
 @dataclasses.dataclass(frozen=True)

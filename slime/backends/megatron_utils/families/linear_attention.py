@@ -70,6 +70,12 @@ class KeyHeads(Layout):
                 parts.append(torch.cat(own, dim=1).reshape(-1, *trailing))
         return tuple(parts)
 
+    def sections(self, part: int, rows: int, shape: ModelShape) -> tuple[int, ...]:
+        if not self.stacked:
+            return (rows,)
+        per_head = _rows_per_key_head(shape)
+        return tuple(_key_heads(shape) * per_head[letter] for letter in self.tensors[part])
+
 
 def _key_heads(shape: ModelShape) -> int:
     assert shape.linear_heads is not None, "the model has no linear attention"

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slime.backends.megatron_utils.families import ModelShape
-from slime.backends.megatron_utils.families.layout import FusedGateUp, Layout
+from slime.backends.megatron_utils.families.layout import Layout
 from slime.backends.megatron_utils.lora.parallel import Cut
 
 Tensors = Mapping[str, Tensor]
@@ -25,22 +25,22 @@ class AdapterParameter:
     Attributes:
         name: unique over the model: its Hugging Face module and `lora_A` or `lora_B`.
         dim: the dimension along which ranks share it; None: whole on each.
-        halves: a rank has a part of the upper half above the same part of the lower (gate above up in one module).
+        sections: sizes along `dim`, on this rank, of what is cut by itself: gate and up in one matrix are two.
     """
 
     name: str
     parameter: torch.nn.Parameter
     dim: int | None
     cut: Cut
-    halves: bool = False
+    sections: tuple[int, ...]
 
     def shard(self, full: Tensor) -> Tensor:
         """This rank's part of the whole matrix; ValueError where it can't be divided."""
-        return self.cut.shard(full, self.dim, self.halves)
+        return self.cut.shard(full, self.dim, self.sections)
 
     def gather(self, shard: Tensor) -> Tensor:
         """The whole matrix; all ranks that share it take part."""
-        return self.cut.gather(shard, self.dim, self.halves)
+        return self.cut.gather(shard, self.dim, self.sections)
 
 
 class LowRankPair(torch.nn.Module):
@@ -54,21 +54,22 @@ class LowRankPair(torch.nn.Module):
         self,
         hf_name: str,
         inputs: int,
-        outputs: int,
+        outputs: tuple[int, ...],
         rank: int,
         cut: Cut,
         base: Tensor,
-        *,
-        halves: bool = False,
         seed: int,
     ) -> None:
-        """`inputs`: of the whole layer; `outputs`: of this rank's part; `base`: the layer's weight."""
+        """`inputs`: of the whole layer; `outputs`: sections of this rank's part; `base`: the layer's weight."""
         super().__init__()
-        self.hf_name, self.cut, self.halves = hf_name, cut, halves
-        down = cut.shard(_draw(f"{seed} {hf_name}", rank, inputs), cut.down_dim)
-        columns = rank // cut.rank_shards if cut.up_dim == 1 else rank
+        self.hf_name, self.cut = hf_name, cut
+        piece = rank // cut.rank_shards
+        self._down_sections = (piece if cut.down_dim == 0 else inputs // cut.size,)
+        self._up_sections = (piece,) if cut.up_dim == 1 else outputs
+        down = cut.shard(_draw(f"{seed} {hf_name}", rank, inputs), cut.down_dim, self._down_sections)
+        columns = piece if cut.up_dim == 1 else rank
         self.lora_A = torch.nn.Parameter(down.to(device=base.device, dtype=base.dtype).contiguous())
-        self.lora_B = torch.nn.Parameter(base.new_zeros(outputs, columns))
+        self.lora_B = torch.nn.Parameter(base.new_zeros(sum(outputs), columns))
         cut.mark(self.lora_A, cut.down_dim, base)
         cut.mark(self.lora_B, cut.up_dim, base)
 
@@ -77,16 +78,18 @@ class LowRankPair(torch.nn.Module):
         return self.lora_A, self.lora_B
 
     def named(self) -> Iterator[AdapterParameter]:
-        yield AdapterParameter(f"{self.hf_name}.lora_A", self.lora_A, self.cut.down_dim, self.cut)
-        yield AdapterParameter(f"{self.hf_name}.lora_B", self.lora_B, self.cut.up_dim, self.cut, self.halves)
+        cut = self.cut
+        yield AdapterParameter(f"{self.hf_name}.lora_A", self.lora_A, cut.down_dim, cut, self._down_sections)
+        yield AdapterParameter(f"{self.hf_name}.lora_B", self.lora_B, cut.up_dim, cut, self._up_sections)
 
     def product(self, tensors: Tensors) -> Tensor:
         """This rank's part of B A in float32, from the parts in `tensors`; experts' ranks exchange theirs."""
-        down, up = (tensors[entry.name].to(self.lora_A.device) for entry in self.named())
-        if self.cut.down_dim == 0:  # the inner dimension is cut: one side must be whole
-            down = self.cut.gather(down, 0)
-        if self.cut.up_dim == 1:
-            up = self.cut.gather(up, 1)
+        of_a, of_b = self.named()
+        down, up = (tensors[entry.name].to(self.lora_A.device) for entry in (of_a, of_b))
+        if of_a.dim == 0:  # the inner dimension is cut: both must have all of it
+            down = of_a.gather(down)
+        if of_b.dim == 1:
+            up = of_b.gather(up)
         return up.float() @ down.float()
 
 
@@ -121,10 +124,10 @@ class LinearAdapter(torch.nn.Module):
         inputs = weight.shape[1] * (1 if cut.column else cut.size)
         self._names = [None if name is None else name.rpartition(".")[2] for name in hf_names]
         self.pairs = torch.nn.ModuleDict()
-        for hf_name, name, outputs in zip(hf_names, self._names, self._outputs, strict=True):
+        for index, (hf_name, name) in enumerate(zip(hf_names, self._names, strict=True)):
             if hf_name is not None and name is not None:
-                halves = isinstance(layout, FusedGateUp)
-                self.pairs[name] = LowRankPair(hf_name, inputs, outputs, rank, cut, weight, halves=halves, seed=seed)
+                sections = layout.sections(index, self._outputs[index], self._shape)
+                self.pairs[name] = LowRankPair(hf_name, inputs, sections, rank, cut, weight, seed)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """What the adapters add to the layer's output on this rank: [..., inputs] -> [..., outputs].
@@ -204,8 +207,12 @@ def fused_norm(module: torch.nn.Module, normalization: str, eps: float, zero_cen
 
 def _shape_of_rank(shape: ModelShape, size: int) -> ModelShape:
     """The sizes of what one of `size` ranks holds."""
+    linear = shape.linear_heads
     return dataclasses.replace(
-        shape, num_attention_heads=shape.num_attention_heads // size, num_query_groups=shape.num_query_groups // size
+        shape,
+        num_attention_heads=shape.num_attention_heads // size,
+        num_query_groups=shape.num_query_groups // size,
+        linear_heads=linear and dataclasses.replace(linear, keys=linear.keys // size, values=linear.values // size),
     )
 
 

@@ -102,9 +102,10 @@ def _find_linears(chunk: torch.nn.Module, args: argparse.Namespace, matched: set
     for name, _ in chunk.named_parameters():
         weight_name = global_name(name, chunk)
         bound = family.bind(weight_name, chunk.config.num_layers)
-        if weight_name.startswith("mtp.") or not targets.is_linear(bound):
+        path, _, attribute = name.rpartition(".")
+        # other matrices, such as a convolution's, are no linear layer of their own
+        if weight_name.startswith("mtp.") or not attribute.startswith("weight") or not targets.is_linear(bound):
             continue
-        path = name.rpartition(".")[0]
         modules: list[str | None] = []
         for module in targets.hf_modules(bound):
             names = targets.matching_targets(module, bound, path.rpartition(".")[2], args.lora_targets)

@@ -33,20 +33,32 @@ def base_state_dict(chunk: torch.nn.Module, loaded: dict[str, Any]) -> dict[str,
 
 def _sharded(entry: AdapterParameter) -> Any:
     from megatron.core import parallel_state as ps
-    from megatron.core.dist_checkpointing.mapping import ShardedTensor
-    from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
+    from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 
     cut = entry.cut
     if cut.expert:
         replica = ps.get_expert_data_parallel_rank()
     else:
         replica = ps.get_data_parallel_rank(with_context_parallel=True)
-    offsets = [] if entry.dim is None else [(entry.dim, cut.rank, cut.size)]
-    copy_of_rank = cut.rank if entry.dim is None else 0
-    tensor = ShardedTensor.from_rank_offsets(
-        f"{ADAPTERS}.{entry.name}", entry.parameter, *offsets, replica_id=(0, copy_of_rank, replica)
+    key, replica_id = f"{ADAPTERS}.{entry.name}", (0, cut.rank if entry.dim is None else 0, replica)
+    if entry.dim is None or len(entry.sections) == 1:
+        return _tensor(entry, key, entry.parameter, replica_id)
+
+    def sections(key: str, tensor: torch.Tensor, replica_id: Any, flattened_range: slice | None) -> list[Any]:
+        assert flattened_range is None, "optimizer states of adapters are saved with their whole shapes"
+        parts = tensor.split(entry.sections, dim=entry.dim)
+        return [_tensor(entry, f"{key}.{index}", part, replica_id) for index, part in enumerate(parts)]
+
+    return ShardedTensorFactory(
+        key, entry.parameter, sections, lambda parts: torch.cat(parts, dim=entry.dim), replica_id
     )
-    return apply_swiglu_sharded_factory(tensor, ()) if entry.halves else tensor
+
+
+def _tensor(entry: AdapterParameter, key: str, tensor: torch.Tensor, replica_id: tuple[int, int, int]) -> Any:
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor
+
+    offsets = [] if entry.dim is None else [(entry.dim, entry.cut.rank, entry.cut.size)]
+    return ShardedTensor.from_rank_offsets(key, tensor, *offsets, replica_id=replica_id)
 
 
 def has_adapters(model: Sequence[torch.nn.Module]) -> bool:

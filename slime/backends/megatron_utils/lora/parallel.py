@@ -78,28 +78,29 @@ class Cut:
         exchange = getattr(mappings, _BETWEEN[self.column, self.expert, sequence_parallel])
         return exchange(hidden, group=tensor_parallel_group(self.expert))
 
-    def shard(self, full: Tensor, dim: int | None, halves: bool = False) -> Tensor:
-        """This rank's part of a whole A or B; with `halves` a part of the upper half above the same of the lower.
+    def shard(self, full: Tensor, dim: int | None, sections: tuple[int, ...]) -> Tensor:
+        """This rank's part of a whole A or B: of each section (its size on one rank) the same part.
 
         Raises:
             ValueError: the dimension can't be divided.
         """
         if dim is None or self.size == 1:
             return full
-        blocks = full.chunk(2) if halves else (full,)
-        if blocks[0].shape[dim] % self.size:
-            raise ValueError(f"dimension {dim} of an adapter of shape {tuple(full.shape)} can't be cut in {self.size}")
-        return torch.cat([block.chunk(self.size, dim=dim)[self.rank] for block in blocks])
+        if full.shape[dim] != sum(sections) * self.size:
+            raise ValueError(
+                f"dimension {dim} of an adapter of shape {tuple(full.shape)} can't be cut in {self.size} of {sections}"
+            )
+        whole = full.split([section * self.size for section in sections], dim=dim)
+        return torch.cat([section.chunk(self.size, dim=dim)[self.rank] for section in whole], dim=dim)
 
-    def gather(self, shard: Tensor, dim: int | None, halves: bool = False) -> Tensor:
+    def gather(self, shard: Tensor, dim: int | None, sections: tuple[int, ...]) -> Tensor:
         """The whole A or B; all ranks that share the layer take part."""
         if dim is None or self.size == 1:
             return shard
-        parts = [torch.empty_like(shard) for _ in range(self.size)]
-        torch.distributed.all_gather(parts, shard.contiguous(), group=tensor_parallel_group(self.expert))
-        if halves:
-            return torch.cat([part.chunk(2)[half] for half in (0, 1) for part in parts])
-        return torch.cat(parts, dim=dim)
+        shards = [torch.empty_like(shard) for _ in range(self.size)]
+        torch.distributed.all_gather(shards, shard.contiguous(), group=tensor_parallel_group(self.expert))
+        by_section = zip(*(each.split(sections, dim=dim) for each in shards), strict=True)
+        return torch.cat([part for section in by_section for part in section], dim=dim)
 
     def mark(self, parameter: torch.nn.Parameter, dim: int | None, base: Any) -> None:
         """Tell Megatron's gradient norm, reductions and buffers what this parameter is, as `base` is marked."""

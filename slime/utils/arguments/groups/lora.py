@@ -5,12 +5,13 @@ from __future__ import annotations
 from slime.utils.arguments.flag import flag, in_group, positive_int
 
 ALL_LINEAR, EXPERTS = "all-linear", "experts"
-# the last ones are of fused MLPs (GLM-4) and multi-latent attention (DeepSeek)
+# from the second line on: of fused MLPs (GLM-4), multi-latent attention (DeepSeek), gated delta nets (Qwen3-Next, 3.5)
 HF_TARGETS = (
     "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
     "gate_up_proj", "q_b_proj", "kv_b_proj",
+    "in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj",
 )  # fmt: skip
-MEGATRON_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+MEGATRON_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "in_proj")
 
 FLAGS = in_group(
     "LoRA",

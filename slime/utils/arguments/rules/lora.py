@@ -9,7 +9,7 @@ from slime.utils.arguments.rules.context import Context
 from slime.utils.arguments.rules.loading import check_template, is_hf_checkpoint
 
 _SETTINGS = ("lora_alpha", "lora_targets", "lora_load", "lora_save_adapter")
-_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj", "q_b_proj", "kv_b_proj", "linear_qkv", "linear_proj"}
+_OF_EXPERTS = {ALL_LINEAR, EXPERTS, "gate_proj", "up_proj", "down_proj", "gate_up_proj", "linear_fc1", "linear_fc2"}
 
 
 def resolve_lora(context: Context) -> None:
@@ -58,7 +58,7 @@ def check_lora_layers(context: Context) -> None:
     context.require(
         not args.moe_shared_expert_overlap, "--moe-shared-expert-overlap runs linear layers in pieces: not with LoRA"
     )
-    experts_adapted = args.num_experts and not set(args.lora_targets) <= _ATTENTION
+    experts_adapted = args.num_experts and _OF_EXPERTS & set(args.lora_targets)
     size = args.expert_tensor_parallel_size if experts_adapted else 1
     context.require(
         args.lora_rank % size == 0,
