@@ -63,6 +63,8 @@ def score(rm_type: str, response: str, label: Any, **metadata: Any) -> Any:
         pytest.param("gpqa", "<think>A</think>The answer is (B).", "B", 1.0, id="gpqa"),
         pytest.param("gpqa", r"\boxed{C}", 2, 1.0, id="gpqa-index"),
         pytest.param("gpqa", "I think option A", "D", 0.0, id="gpqa-wrong"),
+        pytest.param("gpqa", "The answer is (b).", "B", 1.0, id="gpqa-small"),
+        pytest.param("gpqa", "The answer is a prime, so I pick B.", "B", 1.0, id="gpqa-article"),
     ],
 )
 def test_rules(rm_type: str, response: str, label: Any, expected: float) -> None:

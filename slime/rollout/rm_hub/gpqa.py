@@ -9,11 +9,13 @@ from typing import Any
 from slime.rollout.rm_hub.errors import UngradableRow
 
 DEFAULT_LETTERS = "ABCDEFGH"
-_LETTER = r"[\s:*(\[{$\\]*(?:boxed\{|text\{|textbf\{)*\(?([A-Za-z])\b(?!')"
+# A small letter counts where no word goes on behind it: "the answer is a prime" names no choice.
+_CHOICE = r"([A-Z](?![A-Za-z'])|[a-z](?=\s*(?:[^\w\s'(]|$)))"
+_LETTER = rf"[\s:*(\[{{$\\]*(?:(?:boxed|text|textbf)\{{)*\(?{_CHOICE}"
 _PATTERNS = [
-    re.compile(rf"(?:final\s+)?(?:answer|option|choice)\s*(?:is|:|=)\s*(?:option|choice)?{_LETTER}", re.IGNORECASE),
-    re.compile(rf"(?:answer|option|choice){_LETTER}", re.IGNORECASE),
-    re.compile(r"\b([A-Z])\)?\s+is\s+(?:the\s+)?(?:correct|right|best)", re.IGNORECASE),
+    re.compile(rf"(?i:(?:final\s+)?(?:answer|option|choice)\s*(?:is|:|=)\s*(?:option|choice)?){_LETTER}"),
+    re.compile(rf"(?i:answer|option|choice){_LETTER}"),
+    re.compile(r"\b([A-Z])\)?\s+(?i:is\s+(?:the\s+)?(?:correct|right|best))"),
     re.compile(r"\\boxed\{\s*(?:\\text\{)?\(?([A-Za-z])\)?\}?\s*\}"),
 ]
 _STANDALONE = re.compile(r"(?<![A-Za-z'])([A-Z])(?![A-Za-z'])")
