@@ -8,11 +8,15 @@ import layout_matrix
 import torch
 from layout_matrix import Case
 
+from slime.utils.dry_run.parameters import count_rank_parameters
+
 IGNORED = ("train/lr-pg_", "train/step")
 
 
 def train_from(case: Case, model_dir: str, folder: str, save: bool = False) -> list[dict[str, Any]]:
     """The metrics of three supervised steps from the checkpoint in `folder`, which `save` makes first."""
+    from megatron.core import parallel_state
+
     from slime.backends.megatron_utils.checkpoint import load_checkpoint, save_checkpoint
     from slime.backends.megatron_utils.data import get_data_iterator
     from slime.backends.megatron_utils.model import train
@@ -22,6 +26,8 @@ def train_from(case: Case, model_dir: str, folder: str, save: bool = False) -> l
     args.loss_type, args.save, args.no_save_optim, args.ckpt_step = "sft_loss", folder, True, None
     layout_matrix.init_layout(args)
     model, optimizer, scheduler = setup_model_and_optimizer(args)
+    held = sum(parameter.numel() for chunk in model for parameter in chunk.parameters())
+    assert held == count_rank_parameters(args, parallel_state.get_pipeline_model_parallel_rank()).total
     if save:
         save_checkpoint(args, 0, model, optimizer, scheduler)
     load_checkpoint(args, model, None, None, folder, weights_only=True)

@@ -93,6 +93,21 @@ def test_routed_experts_continue_behind_a_start() -> None:
     assert s.rollout_routed_experts.tolist() == [[[0, 1]], [[2, 3]], [[6, 7]]]
 
 
+@pytest.mark.parametrize(
+    ("experts", "start", "part"),
+    [
+        ([0, 1], 0, r"sample 3 \(group 1\): 1 rows of routed experts for 3 tokens \(expected one less\)"),
+        ([0, 1, 2], 0, "3 routed experts don't divide into 1 layers x top 2"),
+        ([0, 1], 1, "routed experts from token 1 on, but those before it are missing"),
+    ],
+)
+def test_routed_experts_of_other_tokens_are_refused(experts: list[int], start: int, part: str) -> None:
+    args = Namespace(num_layers=1, moe_router_topk=2)
+    meta = {"routed_experts": encode(experts), "routed_experts_start_len": start}
+    with pytest.raises(ValueError, match=part):
+        sample().append_response_tokens(args, tokens=[5], log_probs=[-1.0], meta_info=meta)
+
+
 def test_dict_and_back_with_free_attributes() -> None:
     s = sample()
     s.status = Sample.Status.TRUNCATED
