@@ -48,8 +48,15 @@ def test_killed_and_resumed_equals_uninterrupted(train_cli: TrainCli, tiny_model
     killed.kill()
     killed.wait(60)
     killed.assert_nothing_left()
-    resumed = train_cli.run(*flags(save=saved, load=saved), timeout=RUN_TIMEOUT_S, own_cluster=True).check()
+    background = {"async_save": True, "keep_checkpoints": 1}
+    resumed = train_cli.run(*flags(save=saved, load=saved, **background), timeout=RUN_TIMEOUT_S, own_cluster=True)
+    resumed.check()
 
     assert set(resumed.series("train/loss")) == {2}
     for name in SAME:
         assert resumed.series(name)[2] == pytest.approx(whole.series(name)[2], rel=1e-4, abs=1e-7), name
+
+    # The last save waited for its background write; what it made superfluous is gone.
+    assert (saved / "latest_checkpointed_iteration.txt").read_text() == "2"
+    assert [path.name for path in sorted(saved.iterdir()) if path.is_dir()] == ["iter_0000002", "rollout"]
+    assert [path.name for path in (saved / "rollout").iterdir()] == ["global_dataset_state_dict_2.pt"]

@@ -18,7 +18,12 @@ from checkpoint_scenarios import ROLLOUTS, SAVED_ROLLOUT, resume, same, save_dir
 from megatron_tiny import init_layout, make_args, train_step
 from weight_scenarios import EP2, PP2, PP2_VPP2, TP2, assert_same_weights, expect
 
-from slime.backends.megatron_utils.checkpoint import CheckpointSaver, load_checkpoint, save_checkpoint
+from slime.backends.megatron_utils.checkpoint import (
+    CheckpointSaver,
+    load_checkpoint,
+    save_checkpoint,
+    saved_weight_version,
+)
 from slime.backends.megatron_utils.checkpoint_directory import TRACKER_FILE, complete_iterations, data_state_path
 from slime.backends.megatron_utils.checkpoint_optimizer import create_missing_moments, optimizer_parts
 from slime.backends.megatron_utils.optimizer import initialize_model_and_optimizer
@@ -35,7 +40,7 @@ def scenario_background(context: dict[str, str]) -> None:
     *state, _ = initialize_model_and_optimizer(args)
     train_rollouts(args, tuple(state), 0, SAVED_ROLLOUT + 1)
     saver = CheckpointSaver(args, *state)
-    saver.save(SAVED_ROLLOUT, in_background=True)
+    saver.save(SAVED_ROLLOUT, in_background=True, weight_version=17)
     draws = [random.random(), torch.rand(1).item()]
     expected = [*train_rollouts(args, tuple(state), SAVED_ROLLOUT + 1, ROLLOUTS), draws]
     assert not Path(directory, TRACKER_FILE).exists(), "nobody has asked for it yet"
@@ -44,8 +49,11 @@ def scenario_background(context: dict[str, str]) -> None:
         assert time.monotonic() < deadline
         saver.advance()
         dist.barrier()
-    actual = resume(make_args(source, load=directory))
+    args = make_args(source, load=directory)
+    actual = resume(args)
     assert actual == expected, f"resumed {actual}\nuninterrupted {expected}"
+    assert saved_weight_version(args) == 17
+    assert saved_weight_version(make_args(source, load=directory, finetune=True)) == 0
 
 
 def scenario_failing_writer(context: dict[str, str]) -> None:

@@ -74,6 +74,7 @@ class MegatronTrainRayActor(TrainRayActor):
     def _init_actor(self, iteration: int, with_ref: bool, with_opd_teacher: bool) -> None:
         """Host copies of the weights (the actor's, the reference's, the teacher's) and the updater of the engines."""
         from slime.backends.megatron_utils.actor_training import ActorTraining
+        from slime.backends.megatron_utils.checkpoint import saved_weight_version
         from slime.backends.megatron_utils.update_weight.base import create_updater
 
         args = self.args
@@ -84,6 +85,7 @@ class MegatronTrainRayActor(TrainRayActor):
             self.load_other_checkpoint("teacher", args.opd_teacher_load)
         if not args.debug_train_only:
             self._updater = create_updater(args, self.model, self._actor.actor_weights)
+            self._updater.weight_version = saved_weight_version(args)
 
     def load_other_checkpoint(self, model_tag: str, path: str) -> None:
         """Keep another checkpoint's weights under `model_tag` ("ref", "teacher"); the model stays the actor's."""
@@ -196,7 +198,11 @@ class MegatronTrainRayActor(TrainRayActor):
 
         with self._sleeper.awake(), timer("save_model"):
             if self.args.save is not None:
-                self._saver.save(rollout_id, in_background=self.args.async_save and not force_sync)
+                self._saver.save(
+                    rollout_id,
+                    in_background=self.args.async_save and not force_sync,
+                    weight_version=0 if self._updater is None else self._updater.weight_version,
+                )
             if self.args.save_hf is not None:
                 save_hf_model_to_path(self.args, self.args.save_hf.format(rollout_id=rollout_id), self.model)
             if self.args.lora_save_adapter is not None:

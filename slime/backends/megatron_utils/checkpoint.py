@@ -54,6 +54,7 @@ __all__ = [
     "load_checkpoint",
     "resolve_iteration",
     "save_checkpoint",
+    "saved_weight_version",
     "write_torch_dist",
 ]
 
@@ -122,6 +123,17 @@ def _start_adapters(
         optimizer.reload_model_params()
     _report("adapters %s on the weights of %s", args.lora_load or "that are new", args.hf_checkpoint)
     return NO_ITERATION
+
+
+def saved_weight_version(args: argparse.Namespace) -> int:
+    """The number of the weights that the engines had when the checkpoint that the run resumes from was saved; 0 where
+    there is none. Versions count on from it, as samples that were carried over refer to them."""
+    from megatron.core import dist_checkpointing
+
+    if args.finetune or not is_megatron_checkpoint(args.load):
+        return 0
+    directory = resolve_iteration(Path(args.load), args.ckpt_step)
+    return int(dist_checkpointing.load_common_state_dict(str(directory)).get("weight_version", 0))
 
 
 def save_checkpoint(

@@ -50,10 +50,11 @@ class CheckpointSaver:
         self._strategy: AsyncSaveShardedStrategy | None = None
         self._pending: _BackgroundWrite | None = None
 
-    def save(self, iteration: int, *, in_background: bool = False) -> Path:
+    def save(self, iteration: int, *, in_background: bool = False, weight_version: int = 0) -> Path:
         """Write `args.save/iter_%07d`; the directory, which is complete when this returns unless `in_background`.
 
-        A background write that is still going on is waited for first.
+        `weight_version` is what the engines' weights are called, see `saved_weight_version`. A background write that
+        is still going on is waited for first.
 
         Raises:
             RuntimeError: this write or the one before failed on some rank; the message says where and why.
@@ -62,7 +63,9 @@ class CheckpointSaver:
         started = time.monotonic()
         self._strategy = self._strategy or make_strategy(self._args)
         directory = checkpoint_directory.iteration_directory(self._args.save, iteration)
-        request = start_torch_dist(self._args, directory, iteration, *self._training_state, self._strategy)
+        request = start_torch_dist(
+            self._args, directory, iteration, *self._training_state, self._strategy, weight_version
+        )
         self._pending = _BackgroundWrite(directory, iteration, request, copy=in_background)
         if in_background:
             _report("writing %s in the background; training waited %.1f s", directory, time.monotonic() - started)
@@ -138,6 +141,7 @@ def start_torch_dist(
     optimizer: MegatronOptimizer | None,
     scheduler: OptimizerParamScheduler | None,
     strategy: AsyncSaveShardedStrategy,
+    weight_version: int = 0,
 ) -> AsyncRequest:
     """Plan the write of a checkpoint to the staging directory of `directory`; what is left is the shards' data.
 
@@ -158,6 +162,7 @@ def start_torch_dist(
         with_rng=not args.no_save_rng,
         metadata=metadata,
         is_loading=False,
+        weight_version=weight_version,
     )
     staging = str(atomic_directory.staging_path(directory))
     return dist_checkpointing.save(

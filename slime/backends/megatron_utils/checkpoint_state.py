@@ -44,6 +44,7 @@ def generate_state(
     metadata: dict[str, Any],
     is_loading: bool,
     whole_weights: bool = False,
+    weight_version: int = 0,
 ) -> dict[str, Any]:
     """This rank's part; when loading, it says what to load where. Without `optimizer` the schedule is left out too.
 
@@ -52,6 +53,7 @@ def generate_state(
     state: dict[str, Any] = {
         "checkpoint_version": 3.0,
         "iteration": iteration,
+        "weight_version": weight_version,
         "args": plain_args(args),
         "parallel_layout": parallel_layout(),
         "has_rng_state": with_rng,
