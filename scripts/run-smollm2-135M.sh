@@ -38,7 +38,7 @@ say "a Hugging Face folder, in float32"
 python tools/convert_gguf_to_hf.py --gguf "$GGUF" --save-dir "$OUT/model" --dtype float32
 
 say "sums by reasoning-gym"
-python examples/quickstart/make_data.py --output-dir "$OUT/data" --seed "$SEED"
+python examples/smollm2/make_data.py --output-dir "$OUT/data" --seed "$SEED"
 
 say "GRPO: trainer and engine share this machine"
 python train.py \
@@ -46,12 +46,12 @@ python train.py \
     --hf-checkpoint "$OUT/model" \
     --prompt-data "$OUT/data/train.jsonl" --input-key prompt --label-key label \
     --apply-chat-template --rollout-shuffle --rm-type reasoning_gym \
-    --num-rollout "$NUM_ROLLOUT" --rollout-batch-size 8 --n-samples-per-prompt 8 --num-steps-per-rollout 1 \
-    --rollout-max-response-len 24 --rollout-temperature 1.0 \
+    --num-rollout "$NUM_ROLLOUT" --rollout-batch-size 4 --n-samples-per-prompt 8 --num-steps-per-rollout 1 \
+    --rollout-max-response-len 16 --rollout-temperature 1.0 \
     --advantage-estimator grpo \
     --lr 5e-6 --lr-decay-style constant --adam-beta2 0.95 \
     --use-dynamic-batch-size --max-tokens-per-gpu 1024 --log-probs-chunk-size 256 \
-    --eval-prompt-data heldout "$OUT/data/eval.jsonl@[0:32]" --eval-interval "$NUM_ROLLOUT" --eval-temperature 0 \
+    --eval-prompt-data heldout "$OUT/data/eval.jsonl" --eval-interval "$NUM_ROLLOUT" --eval-temperature 0 \
     --sglang-dtype float32 --sglang-context-length 512 --sglang-max-total-tokens 16384 \
     --seed "$SEED" --rollout-seed "$SEED" \
     --save "$OUT/checkpoints" --save-interval "$NUM_ROLLOUT" --keep-checkpoints 1 --save-hf "$OUT/hf" \
