@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -221,6 +222,12 @@ def test_missing_nltk_data_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(MissingResource, match=r"python -m nltk.downloader punkt") as caught:
         compute_ifbench_reward("The cat sat.", None, row)
     assert failure_verdict(caught.value)[0] == "unavailable"
+
+
+def test_missing_checks_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "if_verifiable.ifbench.instructions_registry", None)
+    with pytest.raises(MissingResource, match=r"pip install 'slime\[ifbench\]'"):
+        instruction_checks.__wrapped__()
 
 
 @pytest.mark.parametrize(("label", "message"), [(None, "needs a label"), (9, "label 9 is no index into the choices")])

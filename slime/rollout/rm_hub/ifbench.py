@@ -8,9 +8,14 @@ are refused.
 from __future__ import annotations
 
 import difflib
+import fcntl
 import json
-from collections.abc import Mapping
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from slime.rollout.rm_hub.errors import MissingResource, UngradableRow
@@ -45,12 +50,23 @@ def compute_ifbench_reward(response: str, label: Any, metadata: dict[str, Any] |
 @cache
 def instruction_checks() -> dict[str, Any]:
     """Instruction id → its check, of IFEval and IFBench together."""
-    import langdetect
-    from if_verifiable.ifbench.instructions_registry import INSTRUCTION_DICT as IFBENCH
-    from if_verifiable.ifeval.instructions_registry import INSTRUCTION_DICT as IFEVAL
+    try:
+        with _one_process_at_a_time():  # its first import fetches NLTK's data
+            import langdetect
+            from if_verifiable.ifbench.instructions_registry import INSTRUCTION_DICT as IFBENCH
+            from if_verifiable.ifeval.instructions_registry import INSTRUCTION_DICT as IFEVAL
+    except ImportError as error:
+        raise MissingResource(f"rm type ifbench needs its checks: pip install 'slime[ifbench]' ({error})") from error
 
     langdetect.DetectorFactory.seed = 0  # else it guesses differently each time
     return {**IFEVAL, **IFBENCH}
+
+
+@contextmanager
+def _one_process_at_a_time() -> Iterator[None]:
+    with open(Path(tempfile.gettempdir()) / f"slime-ifbench-{os.getuid()}.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _row(label: Any, metadata: dict[str, Any]) -> Mapping[str, Any]:

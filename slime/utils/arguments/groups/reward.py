@@ -7,8 +7,8 @@ from slime.utils.arguments.flag import flag, in_group, switch
 FLAGS = in_group(
     "Reward",
     [
-        flag("--rm-type", str, None, "rule that scores a response; a row's metadata.rm_type wins"),
-        flag("--rm-timeout", float, 10.0, "seconds that the scoring of one sample may take"),
+        flag("--rm-type", str, None, "rule that scores a response (docs/rewards.md); a row's metadata.rm_type wins"),
+        flag("--rm-timeout", float, 10.0, "seconds that a rule may take for one sample"),
         flag("--reward-key", str, None, "key of the reward where it is a dict"),
         flag("--eval-reward-key", str, None, "the same for evaluation; unset: --reward-key"),
         switch("--group-rm", "score the samples of a group together"),
