@@ -209,15 +209,18 @@ def compare(case: Case, model_dir: str, path: str) -> dict[str, float]:
     Raises:
         AssertionError: naming the step and the tensor that differs.
     """
-    expected: Outcome = torch.load(path, weights_only=False)
-    got = run_case(case, model_dir)
+    return compare_outcomes(run_case(case, model_dir), torch.load(path, weights_only=False), case.tolerance)
+
+
+def compare_outcomes(got: Outcome, expected: Outcome, tolerance: float) -> dict[str, float]:
+    """The largest relative differences; AssertionError naming the step and the tensor that differs."""
     worst = {"gradient": 0.0}
     for step, (ours, reference) in enumerate(zip(got.gradients, expected.gradients, strict=True)):
-        difference = _compare_tensors(f"step {step}, gradient of", ours, reference, case.tolerance)
+        difference = _compare_tensors(f"step {step}, gradient of", ours, reference, tolerance)
         worst["gradient"] = max(worst["gradient"], difference)
-    worst["parameter"] = _compare_tensors("after three steps,", got.parameters, expected.parameters, case.tolerance)
+    worst["parameter"] = _compare_tensors("after three steps,", got.parameters, expected.parameters, tolerance)
     for step, (metrics, reference) in enumerate(zip(got.metrics, expected.metrics, strict=True)):
-        _compare_metrics(f"step {step}", metrics, reference, case.tolerance)
+        _compare_metrics(f"step {step}", metrics, reference, tolerance)
     return worst
 
 
