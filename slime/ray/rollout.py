@@ -16,8 +16,10 @@ from slime.ray.train_data import convert_samples_to_train_data, flatten_samples,
 from slime.ray.utils import Lock
 from slime.rollout.base_types import call_rollout_fn
 from slime.rollout.rm_hub import start_graders
+from slime.rollout.sample_checks import check_samples
 from slime.utils.garbage import collect_rarely
 from slime.utils.misc import Box, load_function
+from slime.utils.processing_utils import load_tokenizer
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -49,6 +51,9 @@ class RolloutManager:
         self._lock = ray.remote(Lock).options(num_cpus=0).remote()
         for server in self.servers.values():
             server.wait_ready()
+        if args.dump_details is not None:
+            tokenizer = load_tokenizer(args.hf_checkpoint, trust_remote_code=True)
+            tokenizer.save_pretrained(f"{args.dump_details}/tokenizer")
         collect_rarely()
 
     def get_num_rollout_per_epoch(self) -> int | None:
@@ -70,6 +75,7 @@ class RolloutManager:
         elapsed = time.monotonic() - started
         rollout_metrics.log_rollout_data(rollout_id, self.args, samples, metrics, elapsed)
         if self.args.debug_rollout_only:
+            check_samples(self.args, samples)
             return None
         data = convert_samples_to_train_data(self.args, samples)
         shards = split_train_data_by_dp(self.args, data, self._train_parallel_config)

@@ -12,6 +12,7 @@ from slime.rollout.base_types import SampleGroup
 from slime.rollout.filter_hub.base_types import MetricGatherer, call_dynamic_filter, should_drop_dynamic_filter_output
 from slime.rollout.hook_errors import hook_errors
 from slime.rollout.rm_hub import grader_metrics, warn_without_marker
+from slime.rollout.rm_hub.failures import require_some_graded
 from slime.utils.misc import iter_leaves, load_function
 from slime.utils.types import Sample
 
@@ -45,9 +46,12 @@ class GroupCollector:
         """Whether the group stays: in the batch, or as surplus.
 
         Raises:
-            RuntimeError: the filter drops more than --dynamic-sampling-max-drops lets it; says what for.
+            RuntimeError: the grading of every sample failed, or the filter drops more than
+                --dynamic-sampling-max-drops lets it; says what for.
         """
         self.all_groups.append(group)
+        if len(self.all_groups) == self.target:
+            require_some_graded(list(iter_leaves(self.all_groups)))
         with hook_errors(self.args.dynamic_sampling_filter_path, group):
             output = call_dynamic_filter(self._filter, self.args, group)
         if should_drop_dynamic_filter_output(

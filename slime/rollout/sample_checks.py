@@ -25,6 +25,11 @@ def check_samples(args: Any, samples: list[Sample]) -> None:
             raise ValueError(f"{error}; made by {generate_hook(args, sample)}") from error
         if not sample.tokens:
             raise ValueError(f"{sample.name()} has no tokens; made by {generate_hook(args, sample)}")
+        if len(sample.tokens) == sample.response_length:
+            raise ValueError(
+                f"{sample.name()}: tokens must be prompt and response, but response_length {sample.response_length} is"
+                f" all of them; made by {generate_hook(args, sample)}"
+            )
         if sample.rollout_log_probs is not None:
             _check_finite(args, sample, "rollout_log_probs", sample.rollout_log_probs)
         if sample.status is Sample.Status.PENDING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,8 @@ class FakeEngine:
     Attributes:
         requests: the bodies of /generate, in order.
         aborts: how many times /abort_request was called.
+        incremental: streams send each token once.
+        breaks_after: streams end before this token, as when an engine dies.
     """
 
     def __init__(self, reply: Callable[[dict[str, Any]], Answer]) -> None:
@@ -43,6 +46,8 @@ class FakeEngine:
         self.workers: list[str] | None = None
         self.port = 0
         self.version = "3"
+        self.incremental = False
+        self.breaks_after: int | None = None
 
     async def __aenter__(self) -> FakeEngine:
         self._aborted = asyncio.Event()
@@ -65,14 +70,38 @@ class FakeEngine:
     async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
 
-    async def _generate(self, request: web.Request) -> web.Response:
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
         payload = await request.json()
         self.requests.append(payload)
         self.headers.append(dict(request.headers))
         if self.hold(payload):
             await self._aborted.wait()
             return web.json_response(answer(self.partial, "p" * len(self.partial), "abort"))
+        if payload.get("stream"):
+            return await self._stream(request, self.reply(payload))
         return web.json_response(self.reply(payload))
+
+    async def _stream(self, request: web.Request, whole: Answer) -> web.StreamResponse:
+        """An event per token, with all tokens so far or (`incremental`) the new one alone."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        entries = whole["meta_info"]["output_token_logprobs"]
+        for count in range(1, len(entries) + 1):
+            if count == self.breaks_after:
+                assert request.transport is not None
+                request.transport.close()
+                return response
+            last = count == len(entries)
+            meta = {
+                **whole["meta_info"],
+                "finish_reason": whole["meta_info"]["finish_reason"] if last else None,
+                "completion_tokens": count,
+                "output_token_logprobs": entries[count - 1 if self.incremental else 0 : count],
+                "output_token_logprobs_length": count,
+            }
+            await response.write(b"data: " + json.dumps({"text": "", "meta_info": meta}).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
 
     async def _abort(self, request: web.Request) -> web.Response:
         self.aborts += 1

@@ -42,6 +42,7 @@ def rollout_args(**given: Any) -> Namespace:
         "apply_chat_template_kwargs": {},
         "buffer_filter_path": None,
         "dynamic_sampling_max_drops": 50,
+        "load_forge_rollout_data": None,
         "max_staleness": None,
         "offload_rollout": False,
         "partial_rollout": False,

@@ -89,3 +89,9 @@ def test_a_pending_sample_never_trains() -> None:
     sample = Sample(index=1, tokens=[1, 2], response_length=1, loss_mask=[1], rollout_log_probs=[-1.0], reward=1.0)
     with pytest.raises(ValueError, match=r"sample 1 .*status is still pending; made by my\.generate"):
         check_samples(rollout_args(custom_generate_function_path="my.generate"), [sample])
+
+
+def test_a_sample_without_prompt_tokens_never_trains() -> None:
+    sample = Sample(index=1, tokens=[1, 2], response_length=2, reward=1.0, status=Sample.Status.COMPLETED)
+    with pytest.raises(ValueError, match=r"sample 1 .*tokens must be prompt and response, but response_length 2"):
+        check_samples(rollout_args(), [sample])

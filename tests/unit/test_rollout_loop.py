@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slime.rollout import engine_abort, sglang_rollout
+from slime.rollout import engine_abort, sglang_rollout, sglang_streaming_rollout
 from slime.rollout.base_types import RolloutFnTrainOutput
 from slime.rollout.filter_hub.base_types import DynamicFilterOutput
 from slime.rollout.partial_rollout import reset_sample
@@ -204,6 +204,32 @@ def test_routing_replay_without_experts_is_an_error_at_the_first_sample(checkpoi
         one(args, FakeEngine(say("x")), Sample(prompt="p", index=0))
 
 
+STREAMING = "slime.rollout.sglang_streaming_rollout.generate_streaming"
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_streams_add_up_to_the_answer(checkpoint: str, incremental: bool) -> None:
+    engine = FakeEngine(say("five", "length"))
+    engine.incremental = incremental
+    sample = one(
+        make_args(checkpoint, custom_generate_function_path=STREAMING), engine, Sample(prompt="2+2=", index=0)
+    )
+    assert sample.tokens == ids_of("2+2=five") and sample.response == "five" and sample.reward == 4.0
+    assert sample.rollout_log_probs == [-0.5] * 4 and sample.weight_versions == ["3"]
+    assert sample.status is Sample.Status.TRUNCATED and sample.prefix_cache_info.total_prompt_tokens == 4
+
+
+def test_a_broken_stream_keeps_what_has_come(checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sglang_streaming_rollout, "RETRY_S", 0.0)
+    args = make_args(checkpoint, custom_generate_function_path=STREAMING, partial_rollout=True)
+    engine = FakeEngine(say("five"))
+    engine.breaks_after = 3
+    sample = one(args, engine, Sample(prompt="2+2=", index=0))
+    assert sample.status is Sample.Status.ABORTED and sample.response == "fi" and sample.reward is None
+    sample = one(args, FakeEngine(say("ne")), sample)
+    assert sample.response == "fine" and sample.status is Sample.Status.COMPLETED and sample.reward == 4.0
+
+
 # -- rewards ------------------------------------------------------------------------------------------------------
 
 
@@ -248,6 +274,28 @@ def test_group_reward(checkpoint: str) -> None:
     args = make_args(checkpoint, group_rm=True, custom_rm_path=f"{__name__}.group_reward")
     output, _ = roll(args, FakeEngine(say("x")), Prompts())
     assert [[sample.reward for sample in group] for group in output.samples] == [[0.0, 1.0], [0.0, 1.0]]
+
+
+async def cannot_grade(args: Namespace, sample: Sample, **kwargs: Any) -> float:
+    sample.metadata |= {"grader_failure": "error", "grader_failure_reason": "no such library"}
+    return 0.0
+
+
+def test_a_rollout_that_nobody_could_grade_ends_the_run(checkpoint: str) -> None:
+    args = make_args(checkpoint, custom_rm_path=f"{__name__}.cannot_grade")
+    with pytest.raises(RuntimeError, match=r"grading failed for all 4 samples .*sample \d .*: no such library"):
+        roll(args, FakeEngine(say("x")), Prompts())
+
+
+def test_warnings_of_gradings_are_throttled(caplog: pytest.LogCaptureFixture) -> None:
+    from slime.rollout.rm_hub.failures import _Warnings
+
+    warnings = _Warnings()
+    for i in range(5):
+        warnings.warn(f"sample {i}")
+    warnings._next = 0.0
+    warnings.warn("sample 5")
+    assert [r.getMessage() for r in caplog.records] == ["sample 0", "sample 5 (4 more since the last such warning)"]
 
 
 # -- the batch ----------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 from slime.observability.rollout_data_utils import load_debug_rollout_data, save_debug_rollout_data
 from slime.ray.reward_post_process import post_process_rewards
 from slime.ray.train_data import convert_samples_to_train_data, flatten_samples, split_train_data_by_dp
+from slime.rollout import forge_load
 from slime.utils.types import Sample
 from tests.support.rollout_args import rollout_args
 
@@ -194,3 +195,29 @@ def test_dump_and_replay(tmp_path: Path) -> None:
     assert [sample.index for sample in part] == [0, 1, 4]
     with pytest.raises(FileNotFoundError, match=r"4\.pt"):
         load_debug_rollout_data(template, rollout_id=4)
+
+
+def test_forge_load_replays_groups(tmp_path: Path) -> None:
+    """A rollout without a dump of its own replays the first; an evaluation has its own dump."""
+    template = str(tmp_path / "{rollout_id}.pt")
+    samples = [make(float(i), i // 2, i) for i in range(4)]
+    save_debug_rollout_data(template, samples, rollout_id=0)
+    save_debug_rollout_data(template, samples[:2], rollout_id=3, evaluation=True)
+    args = rollout_args(load_forge_rollout_data=template)
+    output = forge_load.generate_rollout(args, 7, None)
+    assert output.samples == [samples[:2], samples[2:]]
+    evaluated = forge_load.generate_rollout(args, 3, None, evaluation=True)
+    assert evaluated.data["replay"]["rewards"] == [0.0, 1.0]
+    with pytest.raises(ValueError, match="--load-forge-rollout-data, which is not set"):
+        forge_load.generate_rollout(rollout_args(), 0, None)
+
+
+def test_a_custom_conversion_gets_checked_samples() -> None:
+    args = rollout_args(custom_convert_samples_to_train_data_path=f"{__name__}.as_is")
+    assert convert_samples_to_train_data(args, [make(None)]) == {"tokens": [[9, 9, 9, 0, 0]]}
+    with pytest.raises(ValueError, match="loss_mask has 1 entries"):
+        convert_samples_to_train_data(args, [make(None, loss_mask=[1])])
+
+
+def as_is(args: Namespace, samples: list[Sample]) -> dict[str, Any]:
+    return {"tokens": [sample.tokens for sample in samples]}

@@ -171,8 +171,11 @@ class MegatronTrainRayActor(TrainRayActor):
 
     def _report(self, rollout_id: int, rollout_data: RolloutBatch, history: list[dict[str, float]]) -> None:
         from slime.observability import logging_utils, train_metric_utils
+        from slime.observability.train_data_dump import save_debug_train_data
 
         if self.role == "actor":  # the critic has the same data
+            if self.args.save_debug_train_data is not None:
+                save_debug_train_data(self.args, rollout_id, rollout_data)
             train_metric_utils.log_rollout_data(rollout_id, self.args, rollout_data)
             if self.args.log_multi_turn:
                 train_metric_utils.log_multi_turn_data(rollout_id, self.args, rollout_data)

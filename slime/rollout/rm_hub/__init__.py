@@ -11,7 +11,7 @@ from typing import Any
 
 from slime.rollout.rm_hub.deepscaler import MARKERS
 from slime.rollout.rm_hub.errors import GraderError, GraderTimeout, UngradableRow
-from slime.rollout.rm_hub.failures import FAILURE_KEY, grader_failures
+from slime.rollout.rm_hub.failures import FAILURE_KEY, FAILURE_REASON_KEY, grader_failures, throttled_warning
 from slime.rollout.rm_hub.grader_pool import grader_pool
 from slime.rollout.rm_hub.graders import GRADERS
 from slime.rollout.sample_hooks import accepted_kwargs
@@ -103,7 +103,8 @@ async def _rule_reward(args: Any, sample: Sample, rm_type: str) -> Any:
         raise ValueError(f"{sample.name()}: {error} (--metadata-key, --label-key)") from None
     except GraderError as error:
         sample.metadata[FAILURE_KEY] = "timeout" if isinstance(error, GraderTimeout) else "error"
-        logger.warning("%s: grading failed and scores %s: %s", sample.name(), grader.failed, error)
+        sample.metadata[FAILURE_REASON_KEY] = str(error)
+        throttled_warning(f"{sample.name()}: grading failed and scores {grader.failed}: {error}")
         return dict(grader.failed) if isinstance(grader.failed, dict) else grader.failed
 
 

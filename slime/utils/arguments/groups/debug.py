@@ -24,10 +24,14 @@ FLAGS = in_group(
             str,
             None,
             "dump train data: a path with {rollout_id} and {rank} in it",
-            pending=DEBUGGING,
         ),
-        flag("--dump-details", str, None, "folder for both dumps and the tokenizer", pending=DEBUGGING),
-        flag("--load-forge-rollout-data", str, None, "dump for the forge_load rollout function", pending=DEBUGGING),
+        flag("--dump-details", str, None, "folder for both dumps and the tokenizer"),
+        flag(
+            "--load-forge-rollout-data",
+            str,
+            None,
+            "dump that the rollout function slime.rollout.forge_load.generate_rollout replays while engines run",
+        ),
         flag("--memory-snapshot-dir", str, ".", "folder of memory snapshots", pending=DEBUGGING),
         flag("--memory-snapshot-num-steps", positive_int, None, "last rollout to record", pending=DEBUGGING),
         flag(
