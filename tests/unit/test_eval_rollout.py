@@ -14,6 +14,7 @@ import pytest
 from slime.observability.eval_samples import save_eval_samples
 from slime.observability.rollout_metrics import log_eval_rollout_data
 from slime.rollout import sglang_rollout
+from slime.rollout.base_types import RolloutFnEvalOutput
 from slime.rollout.eval_rollout import EVAL_PROMPT_DATASET
 from slime.rollout.rm_hub.grader_pool import close_grader_pool
 from slime.utils.eval_config import build_eval_dataset_configs, ensure_dataset_list, resolve_eval_datasets
@@ -163,6 +164,18 @@ def test_data_sets_at_once_with_their_own_number_of_answers(args: Namespace, tmp
     assert lines[4]["metadata"]["split"] == "test" and lines[4]["group_index"] == 1
     last = json.loads(paths[0].read_text().splitlines()[-1])
     assert (last["status"], last["response_length"]) == ("truncated", 1)
+
+
+def test_the_manager_writes_the_answers(args: Namespace, tmp_path: Path) -> None:
+    from slime.ray.rollout import RolloutManager
+
+    data = evaluate(args, FakeEngine(echo))
+    args.log_dir, args.save_debug_rollout_data = str(tmp_path / "logs"), None
+    manager = object.__new__(RolloutManager)  # its router and engines have no part in this
+    manager.args, manager.data_source = args, None
+    manager.eval_generate_rollout = lambda *_, evaluation: RolloutFnEvalOutput(data=data)
+    assert manager.eval(7)["eval/e"] == 1.0
+    assert len((tmp_path / "logs" / "eval" / "e" / "7.jsonl").read_text().splitlines()) == 6
 
 
 @pytest.mark.parametrize("limit", [None, 1])
