@@ -18,8 +18,24 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPTS = {path.stem.removeprefix("run-"): path for path in sorted((REPOSITORY / "scripts").glob("run-*.sh"))}
 del SCRIPTS["smollm2-135M"]  # makes its model and data itself, for one CPU
 # billions of parameters, as in the models' names
-BILLIONS = {"qwen2.5-0.5B": 0.49, "qwen3-4B": 4.0, "llama3.1-8B-Instruct": 8.0, "qwen2.5-32B": 32.8}
-NODES = {"qwen2.5-32B": 2, "qwen3-32B": 2, "qwen3-235B-A22B": 8}
+BILLIONS = {
+    "qwen2.5-0.5B": 0.49,
+    "qwen3-4B": 4.0,
+    "llama3.1-8B-Instruct": 8.0,
+    "qwen2.5-32B": 32.8,
+    "qwen3.5-27B": 26.9,
+    "qwen3-next-80B-A3B": 79.7,
+    "minimax-m2": 228.7,
+    "mimo-7B-rl": 7.83,
+}
+NODES = {
+    "minimax-m2": 8,
+    "qwen2.5-32B": 2,
+    "qwen3-235B-A22B": 8,
+    "qwen3-32B": 2,
+    "qwen3-next-80B-A3B": 4,
+    "qwen3.5-27B": 2,
+}
 
 
 def run_script(name: str, folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -40,6 +40,24 @@ def _llama_rope(factor: float) -> dict[str, Any]:
     return {"rope_scaling": {**scaling, "original_max_position_embeddings": 8192}, "max_position_embeddings": 131072}
 
 
+def _delta_net(value_heads: int, **extra: Any) -> dict[str, Any]:
+    return {
+        "full_attention_interval": 4,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": value_heads,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "partial_rotary_factor": 0.25,
+        **extra,
+    }
+
+
+def _shared_experts(count: int, top: int, **extra: Any) -> dict[str, Any]:
+    widths = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+    return {"num_experts": count, "num_experts_per_tok": top, **widths, **extra}
+
+
 PUBLISHED = {
     "qwen2.5-0.5B": Facts(24, 896, 4864, 14, 2, 64, 151936, 1e6, True, kind="qwen2"),
     "qwen2.5-1.5B": Facts(28, 1536, 8960, 12, 2, 128, 151936, 1e6, True, kind="qwen2"),
@@ -65,6 +83,34 @@ PUBLISHED = {
     "qwen3-235B-A22B": Facts(
         94, 4096, 12288, 64, 4, 128, 151936, 1e6, False, kind="qwen3_moe", extra=_experts(1536)
     ),
+    "qwen3.5-0.8B": Facts(
+        24, 1024, 3584, 8, 2, 256, 248320, 1e7, True, kind="qwen3_5_text", extra=_delta_net(16)
+    ),
+    "qwen3.5-4B": Facts(
+        32, 2560, 9216, 16, 4, 256, 248320, 1e7, True, kind="qwen3_5_text", extra=_delta_net(32)
+    ),
+    "qwen3.5-9B": Facts(
+        32, 4096, 12288, 16, 4, 256, 248320, 1e7, False, kind="qwen3_5_text", extra=_delta_net(32)
+    ),
+    "qwen3.5-27B": Facts(
+        64, 5120, 17408, 24, 4, 256, 248320, 1e7, False, kind="qwen3_5_text", extra=_delta_net(48)
+    ),
+    "qwen3.5-35B-A3B": Facts(
+        40, 2048, 512, 16, 2, 256, 248320, 1e7, False, kind="qwen3_5_moe_text",
+        extra=_delta_net(32, **_shared_experts(256, 8)),
+    ),
+    "qwen3-next-80B-A3B": Facts(
+        48, 2048, 5120, 16, 2, 256, 151936, 1e7, False, kind="qwen3_next",
+        extra=_delta_net(32, **_shared_experts(512, 10, norm_topk_prob=True, decoder_sparse_step=1)),
+    ),
+    "minimax-m2": Facts(
+        62, 3072, 1536, 48, 8, 128, 200064, 5e6, False, kind="minimax_m2",
+        extra={"num_local_experts": 256, "num_experts_per_tok": 8, "rotary_dim": 64, "scoring_func": "sigmoid"},
+    ),
+    "mimo-7B-rl": Facts(
+        36, 4096, 11008, 32, 8, 128, 151680, 6.4e5, False, 1e-5, kind="mimo",
+        extra={"attention_bias": True, "num_nextn_predict_layers": 1},
+    ),
 }  # fmt: skip
 
 
@@ -88,6 +134,13 @@ def write_model_folder(name: str, folder: Path) -> Path:
         "max_position_embeddings": 40960,
         **facts.extra,
     }
+    if facts.kind.startswith("qwen3_5"):  # published beside a vision tower
+        config = {
+            "model_type": facts.kind.removesuffix("_text"),
+            "tie_word_embeddings": facts.tied,
+            "text_config": config,
+            "vision_config": {"model_type": facts.kind.removesuffix("_text")},
+        }
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     return folder

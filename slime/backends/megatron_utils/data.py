@@ -136,9 +136,19 @@ def _tensor_parallel_size() -> int:
 
 
 def prepare_rollout_data(rollout_data: RolloutBatch, device: torch.device) -> RolloutBatch:
-    """Move per-token columns to the device and cut those over responses to this context-parallel rank's tokens."""
+    """Move per-token columns to the device and cut those over responses to this context-parallel rank's tokens.
+
+    Raises:
+        ValueError: a sample has inputs other than text, which the trainer's models don't take.
+    """
     from slime.backends.megatron_utils.cp_utils import slice_log_prob_with_cp
 
+    for index, inputs in enumerate(rollout_data.get("multimodal_train_inputs") or []):
+        if inputs:
+            raise ValueError(
+                f"sample {index} of this rank has multimodal_train_inputs ({', '.join(inputs)}): the trainer holds "
+                "text models and would train as if they were not there"
+            )
     cp = current_context_parallel()
     for key in DEVICE_COLUMNS:
         column = rollout_data.get(key)

@@ -1,0 +1,34 @@
+# Architecture flags of MiniMax-M2: 62 layers of 256 experts, 8 of them per token, norms over all heads.
+MODEL_ARGS=(
+    --num-layers 62
+    --hidden-size 3072
+    --ffn-hidden-size 1536
+    --num-attention-heads 48
+    --group-query-attention
+    --num-query-groups 8
+    --kv-channels 128
+    --vocab-size 200064
+    --swiglu
+    --disable-bias-linear
+    --normalization RMSNorm
+    --norm-epsilon 1e-6
+    --use-rotary-position-embeddings
+    --rotary-base 5000000
+    --untie-embeddings-and-output-weights
+    --qk-layernorm
+    --qk-layernorm-over-heads
+    --rotary-percent 0.5
+    --num-experts 256
+    --moe-router-topk 8
+    --moe-ffn-hidden-size 1536
+    --moe-layer-freq 1
+    --moe-router-score-function sigmoid
+    --moe-router-enable-expert-bias
+    --moe-router-bias-update-rate 0
+    --moe-router-dtype fp32
+    --moe-router-load-balancing-type none
+    --moe-aux-loss-coeff 0
+    --moe-token-dispatcher-type alltoall
+    --moe-grouped-gemm
+    --moe-permute-fusion
+)

@@ -1,0 +1,42 @@
+# Architecture flags of Qwen3-Next-80B-A3B: 48 layers of 512 experts, 10 of them per token and a shared one.
+MODEL_ARGS=(
+    --num-layers 48
+    --hidden-size 2048
+    --ffn-hidden-size 5120
+    --num-attention-heads 16
+    --group-query-attention
+    --num-query-groups 2
+    --kv-channels 256
+    --vocab-size 151936
+    --swiglu
+    --disable-bias-linear
+    --normalization RMSNorm
+    --norm-epsilon 1e-6
+    --use-rotary-position-embeddings
+    --rotary-base 10000000
+    --untie-embeddings-and-output-weights
+    --qk-layernorm
+    --rotary-percent 0.25
+    --apply-layernorm-1p
+    --attention-output-gate
+    --experimental-attention-variant gated_delta_net
+    --linear-attention-freq 4
+    --linear-num-key-heads 16
+    --linear-num-value-heads 32
+    --linear-key-head-dim 128
+    --linear-value-head-dim 128
+    --linear-conv-kernel-dim 4
+    --num-experts 512
+    --moe-router-topk 10
+    --moe-ffn-hidden-size 512
+    --moe-layer-freq 1
+    --moe-shared-expert-intermediate-size 512
+    --moe-shared-expert-gate
+    --moe-router-score-function softmax
+    --moe-router-dtype fp32
+    --moe-router-load-balancing-type none
+    --moe-aux-loss-coeff 0
+    --moe-token-dispatcher-type alltoall
+    --moe-grouped-gemm
+    --moe-permute-fusion
+)

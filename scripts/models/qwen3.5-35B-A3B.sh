@@ -1,0 +1,42 @@
+# Architecture flags of Qwen3.5-35B-A3B's text model: 40 layers of 256 experts, 8 of them per token and a shared one.
+MODEL_ARGS=(
+    --num-layers 40
+    --hidden-size 2048
+    --ffn-hidden-size 512
+    --num-attention-heads 16
+    --group-query-attention
+    --num-query-groups 2
+    --kv-channels 256
+    --vocab-size 248320
+    --swiglu
+    --disable-bias-linear
+    --normalization RMSNorm
+    --norm-epsilon 1e-6
+    --use-rotary-position-embeddings
+    --rotary-base 10000000
+    --untie-embeddings-and-output-weights
+    --qk-layernorm
+    --rotary-percent 0.25
+    --apply-layernorm-1p
+    --attention-output-gate
+    --experimental-attention-variant gated_delta_net
+    --linear-attention-freq 4
+    --linear-num-key-heads 16
+    --linear-num-value-heads 32
+    --linear-key-head-dim 128
+    --linear-value-head-dim 128
+    --linear-conv-kernel-dim 4
+    --num-experts 256
+    --moe-router-topk 8
+    --moe-ffn-hidden-size 512
+    --moe-layer-freq 1
+    --moe-shared-expert-intermediate-size 512
+    --moe-shared-expert-gate
+    --moe-router-score-function softmax
+    --moe-router-dtype fp32
+    --moe-router-load-balancing-type none
+    --moe-aux-loss-coeff 0
+    --moe-token-dispatcher-type alltoall
+    --moe-grouped-gemm
+    --moe-permute-fusion
+)
