@@ -234,8 +234,8 @@ def test_model_script_parses(script: Path) -> None:
 
     values = parse_command_line(script_args(script), flag_table()).values
     assert values["swiglu"] and values["normalization"] == "RMSNorm" and not values["add_bias_linear"]
-    assert values.get("qk_layernorm", False) == script.stem.startswith("qwen3-")
-    assert values.get("add_qkv_bias", False) == script.stem.startswith("qwen2.5-")
+    assert values.get("qk_layernorm", False) == script.stem.startswith(("qwen3-", "qwen3.5-", "minimax-"))
+    assert values.get("add_qkv_bias", False) == script.stem.startswith(("qwen2.5-", "mimo-"))
     facts = PUBLISHED[script.stem]
     names = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels")
     assert tuple(values[name] for name in (*names, "vocab_size", "rotary_base")) == facts[:8]
