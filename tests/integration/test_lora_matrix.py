@@ -71,6 +71,6 @@ def test_layout_equals_one_process(
     """Float32, relative 1e-5; the reference is the base with adapters off, and the base never changes."""
     size, model, layout, batching = CASES[name]
     case, *files = references(model)
-    tolerance = 3e-5 if model == "qwen3_5" else case.tolerance  # its recurrence sums long in float32
+    tolerance = 5e-5 if model == "qwen3_5" else case.tolerance  # its recurrence sums long in float32
     case = dataclasses.replace(case, layout=layout, batching=batching, permuted=size > 1, tolerance=tolerance)
     gloo_world(size).run(lora_matrix.compare, case, *files)

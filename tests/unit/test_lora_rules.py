@@ -88,6 +88,12 @@ def test_whole_weights_are_no_adapters_to_load(base: BaseConfig, capsys: pytest.
     assert "holds whole weights" in refused(base, capsys, "--lora-rank", "4", "--load", base.model)
 
 
+def test_a_folder_to_resume_from_may_be_empty_at_first(base: BaseConfig, tmp_path: Path) -> None:
+    runs = str(tmp_path / "runs")
+    args = base.parse("--lora-rank", "4", "--load", runs, "--save", runs)
+    assert (args.load, args.resume_folder, args.finetune) == (str(base.model), runs, True)
+
+
 def test_ranks_of_an_expert_share_the_adapters_rank(base: BaseConfig, capsys: pytest.CaptureFixture[str]) -> None:
     base.write_model_config(MOE)
     text = refused(base, capsys, *ETP2, "--lora-rank", "3")

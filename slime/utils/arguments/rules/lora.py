@@ -34,7 +34,7 @@ def check_lora(context: Context) -> None:
             not getattr(args, dest), f"{context.name(dest)} contradicts --lora-rank, with which only adapters train"
         )
     context.require(
-        not (context.given("load") and is_hf_checkpoint(args.load)),
+        not (context.given("load") and args.resume_folder is None and is_hf_checkpoint(args.load)),
         f"{context.shown('load')} holds whole weights: with --lora-rank the base is --hf-checkpoint, and --load is a "
         "folder of adapter checkpoints",
     )
