@@ -69,6 +69,16 @@ def convert(gguf_file: Path, save_dir: Path, dtype: str, max_shard_size: int) ->
         writer.finish()
 
 
+def describe(gguf_file: Path) -> str:
+    """How many numbers the file holds, and in which precision."""
+    import gguf
+
+    counts: dict[str, int] = {}
+    for tensor in gguf.GGUFReader(gguf_file).tensors:
+        counts[tensor.tensor_type.name] = counts.get(tensor.tensor_type.name, 0) + int(tensor.n_elements)
+    return ", ".join(f"{count / 1e6:.1f} million numbers in {name}" for name, count in sorted(counts.items()))
+
+
 def _is_long(name: str) -> bool:
     return name.startswith("tokenizer.ggml.") and name.endswith(("tokens", "merges", "token_type", "scores"))
 
@@ -173,12 +183,17 @@ def main() -> None:
     parser.add_argument("--save-dir", required=True, type=Path, help="Hugging Face folder to write")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--max-shard-size", type=int, default=2 << 30, help="bytes per file, about")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and stop")
     parser.add_argument("-f", "--force", action="store_true", help="replace --save-dir if it exists")
     options = parser.parse_args()
     if options.save_dir.exists() and not options.force:
         raise SystemExit(f"{options.save_dir} exists; --force replaces it")
     with tempfile.TemporaryDirectory() as folder:
-        convert(unpacked(options.gguf, Path(folder)), options.save_dir, options.dtype, options.max_shard_size)
+        file = unpacked(options.gguf, Path(folder))
+        if options.dry_run:
+            print(f"{options.gguf} -> {options.save_dir}: {describe(file)}")
+            return
+        convert(file, options.save_dir, options.dtype, options.max_shard_size)
     print(f"written: {options.save_dir}")
 
 

@@ -22,6 +22,11 @@ logger = logging.getLogger(__name__)
 COUNTERS = ("sample_offset", "epoch_id", "sample_group_index", "sample_index", "metadata")
 
 
+def state_path(root: str | Path, rollout_id: int) -> Path:
+    """Where the position after a rollout is saved, in a run's folder of checkpoints."""
+    return Path(root) / "rollout" / f"global_dataset_state_dict_{rollout_id}.pt"
+
+
 class DataSource(abc.ABC):
     """A source of prompt groups that can be stopped and resumed."""
 
@@ -139,7 +144,7 @@ class RolloutDataSource(DataSource):
         """Write to `{args.save}/rollout/global_dataset_state_dict_{rollout_id}.pt`, whole or not at all."""
         import torch
 
-        path = self._state_path(self.args.save, rollout_id)
+        path = state_path(self.args.save, rollout_id)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}.tmp")
         with self.lock:
@@ -157,7 +162,7 @@ class RolloutDataSource(DataSource):
 
         if rollout_id is None or rollout_id < 0 or self.args.load is None:
             return
-        path = self._state_path(self.args.load, rollout_id)
+        path = state_path(self.args.load, rollout_id)
         if not path.is_file():
             logger.warning("no data source state %s: prompts start at the beginning", path)
             return
@@ -187,10 +192,6 @@ class RolloutDataSource(DataSource):
             self.prompts.load_state(state["sources"])
         else:  # a state of slime's own making has one data set's position
             self.prompts.cursors[0].go_to(state["epoch_id"], state["sample_offset"])
-
-    @staticmethod
-    def _state_path(root: str, rollout_id: int) -> Path:
-        return Path(root) / "rollout" / f"global_dataset_state_dict_{rollout_id}.pt"
 
     def __len__(self) -> int:
         return len(self.prompts) if self.prompts is not None else 0

@@ -279,24 +279,3 @@ def scenario_export_replaces(context: dict[str, str]) -> None:
     if dist.get_rank() == 0:
         (target.parent / "a_file").write_text("")
     expect(RuntimeError, "a_file", lambda: save_hf_model_to_path(args, target.parent / "a_file" / "below", model))
-
-
-def scenario_save_until_killed(context: dict[str, str]) -> None:
-    args = make_args(Path(context["models"]) / "qwen3", save=context["killed"])
-    init_layout(args)
-    *state, _ = initialize_model_and_optimizer(args)
-    for iteration in range(1000):
-        save_checkpoint(args, iteration, *state)
-
-
-def scenario_load_after_kill(context: dict[str, str]) -> None:
-    """The checkpoint before the killed save loads, and the next save takes the place of the killed one."""
-    directory = context["killed"]
-    args = make_args(Path(context["models"]) / "qwen3", load=directory, save=directory)
-    init_layout(args)
-    *state, iteration = initialize_model_and_optimizer(args)
-    assert iteration == int(context["last_complete"])
-    save_checkpoint(args, iteration + 1, *state)
-    assert not list(Path(directory).glob(".*.incomplete"))
-    *state, resumed = initialize_model_and_optimizer(args)
-    assert resumed == iteration + 1

@@ -24,9 +24,10 @@ from slime.backends.megatron_utils.checkpoint import (
     save_checkpoint,
     saved_weight_version,
 )
-from slime.backends.megatron_utils.checkpoint_directory import TRACKER_FILE, complete_iterations, data_state_path
+from slime.backends.megatron_utils.checkpoint_directory import TRACKER_FILE, complete_iterations
 from slime.backends.megatron_utils.checkpoint_optimizer import create_missing_moments, optimizer_parts
 from slime.backends.megatron_utils.optimizer import initialize_model_and_optimizer
+from slime.rollout.data_source import state_path
 
 KILLS = 20
 MIDDLE_OF_A_SAVE = 5
@@ -117,7 +118,7 @@ def scenario_retention(context: dict[str, str]) -> None:
 
 
 def _write_data_state(root: Path, iteration: int) -> None:
-    path = data_state_path(root, iteration)
+    path = state_path(root, iteration)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"")
 

@@ -1,17 +1,17 @@
-"""Checkpoints: exact resume, other layouts, which iteration is loaded, and a save that dies half way."""
+"""Checkpoints: exact resume, other layouts, which iteration is loaded, conversion."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import checkpoint_scenarios
 import pytest
 import torch
+from low_precision_scenarios import call_tool, tool_module
 from safetensors.torch import load_file
 from tiny_hf import make_model
 
@@ -65,28 +65,18 @@ def test_after_sleep(context: dict[str, str]) -> None:
         ranks.run(checkpoint_scenarios.scenario_after_sleep, context)
 
 
-def test_killed_save_leaves_the_checkpoint_before_it(context: dict[str, str], tmp_path: Path) -> None:
-    """SIGKILL in the middle of a save: the tracker names a complete checkpoint that loads; the next save works."""
-    directory = tmp_path / "checkpoints"
-    scene = {**context, "killed": str(directory)}
-    with GlooWorld(1) as saver:
-        saver.submit(checkpoint_scenarios.scenario_save_until_killed, scene)
-        staging = _wait_for_save_in_progress(directory, saver)
-    assert staging.is_dir(), "the kill came too late to interrupt the save"
-    scene["last_complete"] = (directory / "latest_checkpointed_iteration.txt").read_text()
-    with GlooWorld(1) as loader:
-        loader.run(checkpoint_scenarios.scenario_load_after_kill, scene)
-
-
-def test_conversion_tools(context: dict[str, str], tmp_path: Path) -> None:
+def test_conversion_tools(context: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """C8, C11: HF -> torch_dist (`release`) -> HF by the two command-line tools gives the same tensors back."""
     source = Path(context["models"]) / "qwen3_tied"
+    there = tool_module("convert_hf_to_torch_dist.py")
+    call_tool(there, "--hf-checkpoint", source, "--save", tmp_path / "megatron", "--dry-run")
+    assert "4 layers, 46 weights" in capsys.readouterr().out and not (tmp_path / "megatron").exists()
     _run_tool("convert_hf_to_torch_dist.py", "--hf-checkpoint", source, "--save", tmp_path / "megatron")
     assert (tmp_path / "megatron" / "latest_checkpointed_iteration.txt").read_text() == "release"
-    _run_tool(
-        "convert_torch_dist_to_hf.py",
-        *("--input-dir", tmp_path / "megatron", "--output-dir", tmp_path / "hf", "--origin-hf-dir", source),
-    )
+    back = ("--input-dir", tmp_path / "megatron", "--output-dir", tmp_path / "hf", "--origin-hf-dir", source)
+    call_tool(tool_module("convert_torch_dist_to_hf.py"), *back, "--dry-run")
+    assert "stored tensors" in capsys.readouterr().out and not (tmp_path / "hf").exists()
+    _run_tool("convert_torch_dist_to_hf.py", *back)
     before, after = load_file(source / "model.safetensors"), load_file(tmp_path / "hf" / "model.safetensors")
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
@@ -97,16 +87,3 @@ def _run_tool(name: str, *arguments: object) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
-
-
-def _wait_for_save_in_progress(directory: Path, saver: GlooWorld) -> Path:
-    """The staging directory of a third or later save that has begun to write."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        assert saver.alive(), "the saving process ended by itself"
-        if (directory / "iter_0000001").exists():
-            started = [entry for entry in directory.glob(".iter_*.incomplete") if (entry / "common.pt").exists()]
-            if started:
-                return started[0]
-        time.sleep(0.001)
-    raise AssertionError("no save was seen in progress")

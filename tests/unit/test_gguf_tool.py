@@ -78,11 +78,16 @@ def tool() -> Any:
     return module
 
 
-def test_the_model_comes_back(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_comes_back(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The same weights and logits; special tokens, single digits and the chat template; nothing is overwritten."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     words = ["tool", "--gguf", str(tmp_path / "tiny.gguf"), "--save-dir", str(tmp_path / "hf"), "--dtype", "float32"]
+    monkeypatch.setattr(sys, "argv", [*words, "--dry-run"])
+    tool().main()
+    assert "million numbers in F32" in capsys.readouterr().out and not (tmp_path / "hf").exists()
     monkeypatch.setattr(sys, "argv", words)
     tool().main()
     back = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32).eval()

@@ -44,6 +44,8 @@ def test_both_resume_at_the_actors_iteration(base: BaseConfig) -> None:
     args = base.parse(*PPO, "--save", save, "--load", save)
     critic = parse_megatron_role_args(args, None, "critic")
     assert (critic.load, critic.ckpt_step, critic.finetune) == (f"{save}/critic", 4, False)
+    kept = base.parse(*PPO, "--save", save, "--load", save, "--keep-checkpoints", 1)
+    assert parse_megatron_role_args(kept, None, "critic").keep_checkpoints == 3, "the actor's iteration is among them"
     older = base.parse(*PPO, "--save", save, "--load", save, "--ckpt-step", 2)
     assert parse_megatron_role_args(older, None, "critic").ckpt_step == 2
 

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from slime.backends.megatron_utils import atomic_directory
+from slime.rollout.data_source import state_path
 
 logger = logging.getLogger(__name__)
 
@@ -18,11 +19,6 @@ _PREFIX = "iter_"
 def iteration_directory(root: str | Path, iteration: int | str) -> Path:
     """`root/iter_0000012`, or `root/release`."""
     return Path(root) / (RELEASE if iteration == RELEASE else f"{_PREFIX}{int(iteration):07d}")
-
-
-def data_state_path(root: str | Path, rollout_id: int) -> Path:
-    """Where the data source's position after a rollout is saved."""
-    return Path(root) / "rollout" / f"global_dataset_state_dict_{rollout_id}.pt"
 
 
 def is_iteration(path: Path) -> bool:
@@ -99,7 +95,7 @@ def delete_old_checkpoints(root: Path, keep: int) -> list[int]:
     doomed = older[: max(len(older) - (keep - 1), 0)]
     for iteration in doomed:
         atomic_directory.delete_directory(iteration_directory(root, iteration))
-        data_state_path(root, iteration).unlink(missing_ok=True)
+        state_path(root, iteration).unlink(missing_ok=True)
     if doomed:
         logger.info("deleted the checkpoints %s of %s", ", ".join(map(str, doomed)), root)
     return doomed
