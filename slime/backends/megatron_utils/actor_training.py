@@ -168,7 +168,7 @@ class ActorTraining:
         """The own log-prob pass replays the engine's choices, or records its own for the training passes."""
         if self._replay is None:
             return nullcontext()
-        return self._replay.replay() if self._replay.from_engine else self._replay.record()
+        return self._replay.replay(measure=False) if self._replay.from_engine else self._replay.record()
 
     def compute_log_prob(
         self,

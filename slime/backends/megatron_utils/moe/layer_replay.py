@@ -31,6 +31,7 @@ class LayerReplay(RouterReplay):
         experts: micro-batch → [local tokens, top-k] expert ids on the host; -1 throughout a row: the router's choice.
         micro_batch: the one whose forward pass runs; None between forward passes, when only recomputation in a
             backward pass asks for choices. Backward passes follow in the order of the forward passes.
+        measures: whether `changed` counts.
         padding: [local tokens], true where a token is padding and does not count; None: none is.
         changed: [tokens whose choice the replay changed, tokens replayed], on the device.
     """
@@ -41,6 +42,7 @@ class LayerReplay(RouterReplay):
         self.mode = Mode.OFF
         self.experts: dict[int, Tensor] = {}
         self.micro_batch: int | None = None
+        self.measures = True
         self.padding: Tensor | None = None
         self.changed: Tensor | None = None
         self._recomputed_next: deque[int] = deque()
@@ -91,7 +93,8 @@ class LayerReplay(RouterReplay):
         chosen = torch.where(wanted < 0, own, wanted)
         if running:
             self._recomputed_next.append(micro_batch)
-            self._count(own, chosen, wanted)
+            if self.measures:
+                self._count(own, chosen, wanted)
         return chosen
 
     def _count(self, own: Tensor, chosen: Tensor, wanted: Tensor) -> None:

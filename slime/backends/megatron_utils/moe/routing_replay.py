@@ -48,8 +48,14 @@ class RoutingReplay:
             yield
 
     @contextmanager
-    def replay(self) -> Iterator[None]:
-        """Forward passes in this block, and recomputations in their backward passes, replay the choices."""
+    def replay(self, measure: bool = True) -> Iterator[None]:
+        """Forward passes in this block, and recomputations in their backward passes, replay the choices.
+
+        Args:
+            measure: count them for `pop_metrics`.
+        """
+        for layer in self._all():
+            layer.measures = measure
         with self._mode(Mode.REPLAY):
             yield
             for layer in self._all():
@@ -88,7 +94,8 @@ class RoutingReplay:
             layer.experts.clear()
 
     def pop_metrics(self, device: torch.device) -> dict[str, float]:
-        """`routing_replay_changed`, the share of (token, layer) pairs whose choice was changed since the last call.
+        """`routing_replay_changed`, the share of (token, layer) pairs whose choice was changed, of those measured
+        since the last call.
 
         All ranks take part.
         """
