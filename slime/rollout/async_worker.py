@@ -124,6 +124,8 @@ class AsyncRolloutWorker:
     def begin(self, rollout_id: int, version: int) -> None:
         """Rollout `rollout_id` begins, with engines that have weights `version`."""
         self.rollout_id, self.version = rollout_id, version
+        if hasattr(self.data_source, "rollout_id"):
+            self.data_source.rollout_id = rollout_id
         with self._lock:
             for old in [key for key in self._handed if key <= rollout_id - KEPT_BATCHES]:
                 del self._handed[old]

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from slime.rollout.hook_errors import hook_errors
 from slime.rollout.prompt_sources import PromptCursor, PromptMix
 from slime.utils.data import Dataset
 from slime.utils.misc import load_function
@@ -208,9 +209,7 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
         with self.lock:
-            groups = self.buffer_filter(self.args, self.rollout_id, self.buffer, num_samples) if self.buffer else []
-            if len(groups) > num_samples:
-                raise ValueError(f"the buffer filter returned {len(groups)} groups, {num_samples} were asked for")
+            groups = self._from_buffer(num_samples)
             missing = num_samples - len(groups)
             if missing and self.prompts is None:
                 raise ValueError(
@@ -218,6 +217,15 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
                     " to take the rest from (--disable-rollout-global-dataset)"
                 )
             return [*groups, *super().get_samples(missing)] if missing else groups
+
+    def _from_buffer(self, num_samples: int) -> list[list[Sample]]:
+        if not self.buffer:
+            return []
+        with hook_errors(self.args.buffer_filter_path):
+            groups = self.buffer_filter(self.args, self.rollout_id, self.buffer, num_samples)
+        if len(groups) > num_samples:
+            raise ValueError(f"the buffer filter returned {len(groups)} groups, {num_samples} were asked for")
+        return groups
 
     def add_samples(self, samples: list[list[Sample]]) -> None:
         for group in samples:

@@ -127,6 +127,7 @@ def check_dumps(context: Context) -> None:
         context.problems.add(f"--save-debug-rollout-data and --save-debug-train-data are both {rollout}")
     check_template(context, "save_debug_rollout_data", {"rollout_id": 0})
     check_template(context, "load_debug_rollout_data", {"rollout_id": 0})
+    check_template(context, "load_forge_rollout_data", {"rollout_id": 0})
     check_template(context, "save_debug_train_data", {"rollout_id": 0, "rank": 0})
 
 
