@@ -27,14 +27,26 @@ BILLIONS = {
     "qwen3-next-80B-A3B": 79.7,
     "minimax-m2": 228.7,
     "mimo-7B-rl": 7.83,
+    "glm4-9B": 9.4,
+    "glm4.5-106B-A12B": 106.9,
+    "glm4.5-355B-A32B": 353.0,
+    "moonlight": 16.0,
+    "deepseek-v3": 671.0,
+    "kimi-k2": 1026.0,
 }
 NODES = {
-    "minimax-m2": 8,
     "qwen2.5-32B": 2,
-    "qwen3-235B-A22B": 8,
     "qwen3-32B": 2,
+    "qwen3-235B-A22B": 8,
     "qwen3-next-80B-A3B": 4,
     "qwen3.5-27B": 2,
+    "minimax-m2": 8,
+    "glm4-32B": 2,
+    "glm4.5-106B-A12B": 8,
+    "glm4.5-355B-A32B": 16,
+    "deepseek-v3": 16,
+    "kimi-k2": 32,
+    "kimi-k2-thinking": 32,
 }
 
 

@@ -100,7 +100,7 @@ def run_case(case: Case, model_dir: str) -> Outcome:
 def case_args(case: Case, model_dir: str) -> Namespace:
     from slime.utils.arguments import parse_args
 
-    moe = MOE_FLAGS if case.model.endswith("_moe") else ""
+    moe = MOE_FLAGS if case.model == "qwen3_moe" else ""
     devices = f"--actor-num-gpus-per-node {dist.get_world_size()}"
     flags = f"{RUN_FLAGS} {moe} {case.layout} {case.batching}"
     return parse_args(argv=f"--hf-checkpoint {model_dir} {devices} {flags}".split())

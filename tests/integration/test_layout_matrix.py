@@ -15,7 +15,11 @@ from tests.support.gloo_world import GlooWorld
 TP2, SP = "--tensor-model-parallel-size 2", "--sequence-parallel"
 PP2, CP2 = "--pipeline-model-parallel-size 2", "--context-parallel-size 2"
 VPP2 = f"{PP2} --num-layers-per-virtual-pipeline-stage 1"
-EP2, ETP2 = "--expert-model-parallel-size 2", "--expert-tensor-parallel-size 2"
+EP2, ETP1, ETP2 = (
+    "--expert-model-parallel-size 2",
+    "--expert-tensor-parallel-size 1",
+    "--expert-tensor-parallel-size 2",
+)
 
 # name -> (processes, flags)
 DENSE = {
@@ -40,7 +44,7 @@ MOE = {
     "tp2_pp2": (4, f"{TP2} {SP} {PP2} {ETP2}"),
     "tp2_cp2": (4, f"{TP2} {SP} {CP2} {ETP2}"),
     "pp2_cp2": (4, f"{PP2} {CP2}"),
-    "ep2_tp2": (2, f"{EP2} {TP2} {SP}"),
+    "ep2_tp2": (2, f"{EP2} {TP2} {SP} {ETP1}"),
     "ep2_tp2_etp2": (4, f"{EP2} {TP2} {SP} {ETP2}"),
     "ep2_dp2": (4, EP2),
 }
@@ -57,6 +61,15 @@ BATCHINGS = {
 }
 
 
+# other families: norms after blocks, shared experts, latent attention under layouts that cut them
+FAMILIES = {
+    "glm4": ["tp2_sp", "pp2"],
+    "qwen2_moe": ["tp2_sp"],
+    "glm4_moe": ["ep2_tp2"],
+    "deepseek_v3": ["tp2_sp", "ep2_tp2", "cp2", "pp2_vpp2"],
+}
+
+
 def cases() -> Iterator[pytest.param]:
     """Every layout with every batching that its data-parallel ranks can share out."""
     for model, layouts in (("qwen3_tied", DENSE), ("qwen3_moe", MOE)):
@@ -66,6 +79,11 @@ def cases() -> Iterator[pytest.param]:
                     continue  # 4 ranks x 4 samples are more than a step has
                 case = Case(model, flags, batch_flags, permuted, rollout)
                 yield pytest.param(size, case, id=f"{model}-{layout}-{batching}")
+    for model, names in FAMILIES.items():
+        for layout in names:
+            size, flags = (DENSE if model == "glm4" else MOE)[layout]
+            case = Case(model, flags, *BATCHINGS["packed_full"], tolerance=1e-4)
+            yield pytest.param(size, case, id=f"{model}-{layout}-packed_full")
 
 
 @pytest.fixture(scope="module")

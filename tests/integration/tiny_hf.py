@@ -6,7 +6,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
-VOCAB = 251
+VOCAB = 250
 SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
@@ -20,6 +20,7 @@ SIZES = {
     "attention_bias": False,
 }
 MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 36, "norm_topk_prob": True}
+ODD = {"vocab_size": 251}
 ROPE = {"rope_theta": 1000000.0, "rope_type": "default"}
 LLAMA3_ROPE = {
     "rope_theta": 500000.0,
@@ -79,11 +80,13 @@ MODELS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": False,
         "shared_expert_intermediate_size": 44,
         "mlp_only_layers": [1],
+        **ODD,
     },
     "glm4": {
         "model_type": "glm4",
         "tie_word_embeddings": False,
         "attention_bias": True,
+        **ODD,
         "rope_parameters": {**ROPE, "partial_rotary_factor": 0.4},
         "pad_token_id": None,
     },
@@ -92,6 +95,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "model_type": "glm4_moe",
         "tie_word_embeddings": False,
         "attention_bias": True,
+        **ODD,
         "use_qk_norm": True,
         "rope_parameters": {**ROPE, "partial_rotary_factor": 0.5},
         **SIGMOID_MOE,
@@ -103,6 +107,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "rope_parameters": YARN_ROPE,
         **LATENT,
+        **ODD,
         **SIGMOID_MOE,
         "q_lora_rank": 26,
         "n_group": 4,
@@ -112,6 +117,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "model_type": "deepseek_v3",
         "tie_word_embeddings": True,
         **LATENT,
+        **ODD,
         **SIGMOID_MOE,
         "n_shared_experts": 2,
         "num_experts_per_tok": 3,

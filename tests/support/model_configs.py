@@ -58,6 +58,45 @@ def _shared_experts(count: int, top: int, **extra: Any) -> dict[str, Any]:
     return {"num_experts": count, "num_experts_per_tok": top, **widths, **extra}
 
 
+def _sigmoid_experts(
+    count: int, top: int, width: int, dense: int, scale: float, groups: tuple[int, int] = (1, 1), shared: int = 1
+) -> dict[str, Any]:
+    return {
+        "n_routed_experts": count,
+        "num_experts_per_tok": top,
+        "moe_intermediate_size": width,
+        "n_shared_experts": shared,
+        "first_k_dense_replace": dense,
+        "routed_scaling_factor": scale,
+        "n_group": groups[0],
+        "topk_group": groups[1],
+        "norm_topk_prob": True,
+        "num_nextn_predict_layers": 1,
+    }
+
+
+def _latent(query_rank: int | None, nope: int = 128, value: int = 128) -> dict[str, Any]:
+    return {
+        "q_lora_rank": query_rank,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": nope,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": value,
+    }
+
+
+def _yarn(factor: float, beta_fast: float) -> dict[str, Any]:
+    scaling = {"type": "yarn", "factor": factor, "beta_fast": beta_fast, "beta_slow": 1, "mscale": 1.0}
+    return {"rope_scaling": {**scaling, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096}}
+
+
+def _kimi(factor: float) -> dict[str, Any]:
+    experts = _sigmoid_experts(384, 8, 2048, 1, 2.827) | {"scoring_func": "sigmoid", "moe_layer_freq": 1}
+    return {**experts, **_latent(1536), **_yarn(factor, 1.0)}
+
+
+_GLM = {"partial_rotary_factor": 0.5, "attention_bias": True}
+
 PUBLISHED = {
     "qwen2.5-0.5B": Facts(24, 896, 4864, 14, 2, 64, 151936, 1e6, True, kind="qwen2"),
     "qwen2.5-1.5B": Facts(28, 1536, 8960, 12, 2, 128, 151936, 1e6, True, kind="qwen2"),
@@ -110,6 +149,31 @@ PUBLISHED = {
     "mimo-7B-rl": Facts(
         36, 4096, 11008, 32, 8, 128, 151680, 6.4e5, False, 1e-5, kind="mimo",
         extra={"attention_bias": True, "num_nextn_predict_layers": 1},
+    "glm4-9B": Facts(40, 4096, 13696, 32, 2, 128, 151552, 1e4, False, 1e-5, kind="glm4", extra=_GLM),
+    "glm4-32B": Facts(
+        61, 6144, 23040, 48, 8, 128, 151552, 1e4, False, 1e-5, kind="glm4", extra=_GLM | {"attention_bias": False}
+    ),
+    "glm4.5-106B-A12B": Facts(
+        46, 4096, 10944, 96, 8, 128, 151552, 1e6, False, 1e-5, kind="glm4_moe",
+        extra=_GLM | _sigmoid_experts(128, 8, 1408, 1, 1.0),
+    ),
+    "glm4.5-355B-A32B": Facts(
+        92, 5120, 12288, 96, 8, 128, 151552, 1e6, False, 1e-5, kind="glm4_moe",
+        extra=_GLM | _sigmoid_experts(160, 8, 1536, 3, 2.5) | {"use_qk_norm": True},
+    ),
+    "glm4.7-30B-A3B": Facts(
+        47, 2048, 10240, 20, 20, 64, 154880, 1e6, False, 1e-5, kind="glm4_moe_lite",
+        extra=_sigmoid_experts(64, 4, 1536, 1, 1.8) | _latent(768, 192, 256),
+    ),
+    "deepseek-v3": Facts(
+        61, 7168, 18432, 128, 128, 64, 129280, 1e4, False, kind="deepseek_v3",
+        extra=_sigmoid_experts(256, 8, 2048, 3, 2.5, (8, 4)) | _latent(1536) | _yarn(40, 32),
+    ),
+    "kimi-k2": Facts(61, 7168, 18432, 64, 64, 64, 163840, 5e4, False, kind="kimi_k2", extra=_kimi(32.0)),
+    "kimi-k2-thinking": Facts(61, 7168, 18432, 64, 64, 64, 163840, 5e4, False, kind="kimi_k2", extra=_kimi(64.0)),
+    "moonlight": Facts(
+        27, 2048, 11264, 16, 16, 64, 163840, 5e4, False, 1e-5, kind="deepseek_v3",
+        extra=_sigmoid_experts(64, 6, 1408, 1, 2.446, shared=2) | _latent(None),
     ),
 }  # fmt: skip
 

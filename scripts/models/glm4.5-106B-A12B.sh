@@ -1,0 +1,35 @@
+# Architecture flags of GLM-4.5-Air: 46 layers, all but the first of 128 experts, 8 of them per token.
+MODEL_ARGS=(
+    --num-layers 46
+    --hidden-size 4096
+    --ffn-hidden-size 10944
+    --num-attention-heads 96
+    --group-query-attention
+    --num-query-groups 8
+    --kv-channels 128
+    --vocab-size 151552
+    --swiglu
+    --disable-bias-linear
+    --normalization RMSNorm
+    --add-qkv-bias
+    --norm-epsilon 1e-5
+    --use-rotary-position-embeddings
+    --rotary-base 1000000
+    --rotary-percent 0.5
+    --untie-embeddings-and-output-weights
+    --num-experts 128
+    --moe-router-topk 8
+    --moe-ffn-hidden-size 1408
+    --moe-shared-expert-intermediate-size 1408
+    --moe-layer-freq "([0]*1+[1]*45)"
+    --moe-router-score-function sigmoid
+    --moe-router-enable-expert-bias
+    --moe-router-bias-update-rate 0
+    --moe-router-topk-scaling-factor 1.0
+    --moe-router-dtype fp32
+    --moe-router-load-balancing-type none
+    --moe-aux-loss-coeff 0
+    --moe-token-dispatcher-type alltoall
+    --moe-grouped-gemm
+    --moe-permute-fusion
+)

@@ -1,0 +1,36 @@
+# Architecture flags of GLM-4.5, 4.6 and 4.7: 92 layers, all but the first three of 160 experts, 8 of them per token.
+MODEL_ARGS=(
+    --num-layers 92
+    --hidden-size 5120
+    --ffn-hidden-size 12288
+    --num-attention-heads 96
+    --group-query-attention
+    --num-query-groups 8
+    --kv-channels 128
+    --vocab-size 151552
+    --swiglu
+    --disable-bias-linear
+    --normalization RMSNorm
+    --add-qkv-bias
+    --qk-layernorm
+    --norm-epsilon 1e-5
+    --use-rotary-position-embeddings
+    --rotary-base 1000000
+    --rotary-percent 0.5
+    --untie-embeddings-and-output-weights
+    --num-experts 160
+    --moe-router-topk 8
+    --moe-ffn-hidden-size 1536
+    --moe-shared-expert-intermediate-size 1536
+    --moe-layer-freq "([0]*3+[1]*89)"
+    --moe-router-score-function sigmoid
+    --moe-router-enable-expert-bias
+    --moe-router-bias-update-rate 0
+    --moe-router-topk-scaling-factor 2.5
+    --moe-router-dtype fp32
+    --moe-router-load-balancing-type none
+    --moe-aux-loss-coeff 0
+    --moe-token-dispatcher-type alltoall
+    --moe-grouped-gemm
+    --moe-permute-fusion
+)

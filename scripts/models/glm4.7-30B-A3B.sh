@@ -1,0 +1,39 @@
+# Architecture flags of GLM-4.7-Flash: latent attention, 47 layers, all but the first of 64 experts, 4 of them per token.
+MODEL_ARGS=(
+    --num-layers 47
+    --hidden-size 2048
+    --ffn-hidden-size 10240
+    --num-attention-heads 20
+    --multi-latent-attention
+    --q-lora-rank 768
+    --kv-lora-rank 512
+    --qk-head-dim 192
+    --qk-pos-emb-head-dim 64
+    --v-head-dim 256
+    --vocab-size 154880
+    --swiglu
+    --disable-bias-linear
+    --normalization RMSNorm
+    --qk-layernorm
+    --norm-epsilon 1e-5
+    --use-rotary-position-embeddings
+    --rotary-base 1000000
+    --rope-type rope
+    --no-rope-fusion
+    --untie-embeddings-and-output-weights
+    --num-experts 64
+    --moe-router-topk 4
+    --moe-ffn-hidden-size 1536
+    --moe-shared-expert-intermediate-size 1536
+    --moe-layer-freq "([0]*1+[1]*46)"
+    --moe-router-score-function sigmoid
+    --moe-router-enable-expert-bias
+    --moe-router-bias-update-rate 0
+    --moe-router-topk-scaling-factor 1.8
+    --moe-router-dtype fp32
+    --moe-router-load-balancing-type none
+    --moe-aux-loss-coeff 0
+    --moe-token-dispatcher-type alltoall
+    --moe-grouped-gemm
+    --moe-permute-fusion
+)

@@ -1,0 +1,38 @@
+# Architecture flags of Moonlight-16B-A3B: latent attention, 27 layers, all but the first of 64 experts, 6 of them per token.
+MODEL_ARGS=(
+    --num-layers 27
+    --hidden-size 2048
+    --ffn-hidden-size 11264
+    --num-attention-heads 16
+    --multi-latent-attention
+    --kv-lora-rank 512
+    --qk-head-dim 128
+    --qk-pos-emb-head-dim 64
+    --v-head-dim 128
+    --vocab-size 163840
+    --swiglu
+    --disable-bias-linear
+    --normalization RMSNorm
+    --qk-layernorm
+    --norm-epsilon 1e-5
+    --use-rotary-position-embeddings
+    --rotary-base 50000
+    --rope-type rope
+    --no-rope-fusion
+    --untie-embeddings-and-output-weights
+    --num-experts 64
+    --moe-router-topk 6
+    --moe-ffn-hidden-size 1408
+    --moe-shared-expert-intermediate-size 2816
+    --moe-layer-freq "([0]*1+[1]*26)"
+    --moe-router-score-function sigmoid
+    --moe-router-enable-expert-bias
+    --moe-router-bias-update-rate 0
+    --moe-router-topk-scaling-factor 2.446
+    --moe-router-dtype fp32
+    --moe-router-load-balancing-type none
+    --moe-aux-loss-coeff 0
+    --moe-token-dispatcher-type alltoall
+    --moe-grouped-gemm
+    --moe-permute-fusion
+)
