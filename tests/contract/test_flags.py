@@ -30,7 +30,7 @@ from slime.utils.arguments.megatron_names import (
 from slime.utils.arguments.source import package_folder
 from slime.utils.arguments.table import flag_table
 from tests.support.base_config import HF_CONFIG, BaseConfig
-from tests.support.model_configs import PUBLISHED
+from tests.support.model_configs import published_config
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).with_name("slime_flags.txt")
@@ -228,19 +228,35 @@ def script_args(script: Path) -> list[str]:
     return result.stdout.splitlines()
 
 
+# facts that scripts may leave to the config.json
+LEFT_TO_CONFIG = {
+    "max_position_embeddings",
+    "norm_epsilon",
+    "beta_fast",
+    "apply_rope_fusion",
+    "moe_shared_expert_gate",
+}
+
+
 @pytest.mark.parametrize("script", MODELS, ids=lambda path: path.stem)
 def test_model_script_parses(script: Path) -> None:
+    """Every flag is known, and flags and defaults together are the architecture of the published config.json."""
     from slime.utils.arguments.command_line import parse_command_line
+    from slime.utils.arguments.hf_facts import TRAINING_CHOICES, config_from_hf
+    from slime.utils.arguments.rules.architecture import agrees
 
     values = parse_command_line(script_args(script), flag_table()).values
-    assert values["swiglu"] and values["normalization"] == "RMSNorm" and not values["add_bias_linear"]
-    assert values.get("qk_layernorm", False) == script.stem.startswith(("qwen3-", "qwen3.5-", "minimax-"))
-    assert values.get("add_qkv_bias", False) == script.stem.startswith(("qwen2.5-", "mimo-"))
-    facts = PUBLISHED[script.stem]
-    names = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels")
-    assert tuple(values[name] for name in (*names, "vocab_size", "rotary_base")) == facts[:8]
-    assert values.get("untie_embeddings_and_output_weights", False) != facts.tied
-    assert values["norm_epsilon"] == facts.eps
+    defaults = {entry.dest: entry.default for entry in flag_table()}
+    if values.get("use_rotary_position_embeddings"):
+        values["position_embedding_type"] = "rope"
+    facts = config_from_hf(published_config(script.stem))
+    for name, fact in facts.items():
+        if name in TRAINING_CHOICES or (name in LEFT_TO_CONFIG and name not in values):
+            continue
+        if name == "num_query_groups" and facts["multi_latent_attention"]:
+            continue  # every head has its own
+        value = values.get(name, defaults[name])
+        assert agrees(name, value, fact, facts), f"{name}: {value} in the script, {fact} in config.json"
 
 
 # what run scripts of slime pass beside the model's architecture

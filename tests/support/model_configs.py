@@ -149,6 +149,7 @@ PUBLISHED = {
     "mimo-7B-rl": Facts(
         36, 4096, 11008, 32, 8, 128, 151680, 6.4e5, False, 1e-5, kind="mimo",
         extra={"attention_bias": True, "num_nextn_predict_layers": 1},
+    ),
     "glm4-9B": Facts(40, 4096, 13696, 32, 2, 128, 151552, 1e4, False, 1e-5, kind="glm4", extra=_GLM),
     "glm4-32B": Facts(
         61, 6144, 23040, 48, 8, 128, 151552, 1e4, False, 1e-5, kind="glm4", extra=_GLM | {"attention_bias": False}
@@ -178,8 +179,8 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-def write_model_folder(name: str, folder: Path) -> Path:
-    """A Hugging Face folder of that model with nothing but its config.json."""
+def published_config(name: str) -> dict[str, Any]:
+    """The content of that model's config.json."""
     facts = PUBLISHED[name]
     config = {
         "model_type": facts.kind,
@@ -198,13 +199,19 @@ def write_model_folder(name: str, folder: Path) -> Path:
         "max_position_embeddings": 40960,
         **facts.extra,
     }
-    if facts.kind.startswith("qwen3_5"):  # published beside a vision tower
-        config = {
-            "model_type": facts.kind.removesuffix("_text"),
-            "tie_word_embeddings": facts.tied,
-            "text_config": config,
-            "vision_config": {"model_type": facts.kind.removesuffix("_text")},
-        }
+    if not facts.kind.startswith("qwen3_5"):
+        return config
+    kind = facts.kind.removesuffix("_text")  # published beside a vision tower
+    return {
+        "model_type": kind,
+        "tie_word_embeddings": facts.tied,
+        "text_config": config,
+        "vision_config": {"model_type": kind},
+    }
+
+
+def write_model_folder(name: str, folder: Path) -> Path:
+    """A Hugging Face folder of that model with nothing but its config.json."""
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(published_config(name)))
     return folder

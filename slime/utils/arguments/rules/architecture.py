@@ -53,17 +53,18 @@ def apply_facts(context: Context, facts: dict[str, Any], source: str) -> None:
             setattr(context.args, dest, value)
         elif dest in TRAINING_CHOICES or (dest == "ffn_hidden_size" and not has_dense_layer(facts)):
             continue
-        elif not _equal(dest, getattr(context.args, dest), value, facts):
+        elif not agrees(dest, getattr(context.args, dest), value, facts):
             context.problems.add(f"{context.shown(dest)} does not match {source}, which has {value}")
 
 
-def _equal(dest: str, given: Any, fact: Any, facts: dict[str, Any]) -> bool:
+def agrees(dest: str, given: Any, fact: Any, facts: dict[str, Any]) -> bool:
+    """Whether a given value of `dest` means what the config says; `facts` are all that it says."""
     if dest == "moe_layer_freq":
         return expand_layer_pattern(given, facts["num_layers"]) == expand_layer_pattern(fact, facts["num_layers"])
     if dest == "linear_attention_freq":
         layers = facts["num_layers"]
         return linear_attention_pattern(given, layers) == linear_attention_pattern(fact, layers)
-    if dest in ("moe_router_num_groups", "moe_router_group_topk"):
+    if dest in ("moe_router_num_groups", "moe_router_group_topk", "moe_router_topk_scaling_factor"):
         return (given or 1) == (fact or 1)
     if isinstance(given, int | float) and isinstance(fact, int | float):
         return math.isclose(given, fact, rel_tol=1e-6)
