@@ -65,8 +65,8 @@ def check_exact_resume(context: dict[str, str], model: str, flags: str = "") -> 
     assert len(set(rates)) == len(rates), "the learning rate should move, else this test sees nothing"
 
 
-def check_other_layout(context: dict[str, str], saved: str, loaded: str) -> None:
-    source, directory = Path(context["models"]) / "qwen3_tied", save_dir(context, f"other_{saved}_{loaded}")
+def check_other_layout(context: dict[str, str], saved: str, loaded: str, model: str = "qwen3_tied") -> None:
+    source, directory = Path(context["models"]) / model, save_dir(context, f"other_{model}_{saved}_{loaded}")
     # as many samples per step under either layout
     expected = train_and_save(make_args(source, save=directory, flags=saved))
     actual = resume(make_args(source, load=directory, flags=loaded))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import layout_matrix
 import torch.distributed as dist
+from checkpoint_scenarios import check_other_layout, check_stored_weights
 from layout_matrix import Case
 from weight_scenarios import EP2, PP2, PP2_VPP2, TP2, check_round_trip
 
@@ -37,6 +38,14 @@ def scenario_ep2(context: dict[str, str]) -> None:
     check_round_trip(context, "qwen3_next", flags=EP2)
     check_round_trip(context, "qwen3_5_vision", flags=EP2)
     check_round_trip(context, "minimax_m2", flags=EP2)
+
+
+def scenario_stored(context: dict[str, str]) -> None:
+    """A checkpoint reads as the live model's export; one of TP2 loads under PP2 with its optimizer state."""
+    check_stored_weights(context, "qwen3_5", TP2)
+    check_stored_weights(context, "minimax_m2", EP2)
+    check_stored_weights(context, "qwen3_5_vision", EP2)
+    check_other_layout(context, TP2, PP2, model="qwen3_5")
 
 
 def scenario_references(context: dict[str, str], models: list[str]) -> None:

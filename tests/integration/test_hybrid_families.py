@@ -66,7 +66,7 @@ def test_prediction_layers(gloo_world: Callable[[int], GlooWorld], context: dict
     gloo_world(processes).run(hybrid_scenarios.scenario_prediction_layers, context)
 
 
-@pytest.mark.parametrize("name", ["tp2", "pp2", "ep2"])
+@pytest.mark.parametrize("name", ["tp2", "pp2", "ep2", "stored"])
 def test_two_processes(gloo_world: Callable[[int], GlooWorld], context: dict[str, str], name: str) -> None:
     """The same under tensor, pipeline (also interleaved) and expert parallelism."""
     gloo_world(2).run(getattr(hybrid_scenarios, f"scenario_{name}"), context)
