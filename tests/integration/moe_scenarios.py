@@ -161,3 +161,28 @@ def engine_experts_reach_the_routers(model_dir: str, columns: dict[str, Any]) ->
     for name, value in results[0].items():
         if not name.startswith("train/lr-pg"):
             assert abs(value - results[1][name]) <= 1e-5 * abs(value), f"{name}: {value} and {results[1][name]}"
+
+
+def actor_trains_with_replay(model_dir: str, flag: str) -> None:
+    """A rollout as the actor takes it: the first step's policy is the old one, exactly, with the experts of either."""
+    from slime.backends.megatron_utils.actor_training import ActorTraining
+    from slime.backends.megatron_utils.optimizer import initialize_model_and_optimizer
+
+    from_engine = flag == "--use-rollout-routing-replay"
+    case = Case("qwen3_moe", flag, "--use-dynamic-batch-size --max-tokens-per-gpu 60")
+    args = layout_matrix.case_args(case, model_dir)
+    layout_matrix.init_layout(args)
+    model, optimizer, scheduler, _ = initialize_model_and_optimizer(args, "actor")
+    data = layout_matrix.rank_rollout(args, case, model)
+    if from_engine:
+        generator = torch.Generator().manual_seed(0)
+        scores = (torch.rand(len(tokens) - 1, 4, 6, generator=generator) for tokens in data["tokens"])
+        data["rollout_routed_experts"] = [each.topk(2).indices.to(torch.int8) for each in scores]
+    actor = ActorTraining(args, model, optimizer, scheduler, -1)
+    actor.load_other_checkpoint("ref", model_dir)
+    history = actor.train(0, data, None)
+    shares = [metrics["train/routing_replay_changed"] for metrics in history]
+    assert shares[0] > 0.8 if from_engine else shares[0] == 0.0 < shares[1]
+    assert history[0]["train/ppo_kl"] == 0.0 and history[1]["train/ppo_kl"] != 0.0
+    assert (history[0]["train/kl_loss"] == 0.0) != from_engine, "the reference chooses for itself"
+    assert "rollout_routed_experts" not in data

@@ -67,3 +67,8 @@ def test_training_uses_the_recorded_experts(gloo_world: Worlds, model_dir: str, 
     """Routers whose weights were turned round in between, and their gates get a gradient."""
     size, layout, batching = LAYOUTS[name]
     gloo_world(size).run(moe_scenarios.replay_holds_choices, Case("qwen3_moe", layout, batching), model_dir)
+
+
+@pytest.mark.parametrize("flag", ["--use-routing-replay", "--use-rollout-routing-replay"])
+def test_actor_uses_the_same_experts_in_both_passes(gloo_world: Worlds, model_dir: str, flag: str) -> None:
+    gloo_world(1).run(moe_scenarios.actor_trains_with_replay, model_dir, flag)
