@@ -211,6 +211,20 @@ def scenario_other_base(context: dict[str, str]) -> None:
         torch.testing.assert_close(sent[key], tensor, rtol=2e-7, atol=1e-8)
 
 
+def scenario_critic(context: dict[str, str]) -> None:
+    """PPO: beside an actor with adapters, a critic that is trained whole."""
+    from slime.utils.arguments import parse_megatron_role_args
+
+    source = Path(context["root"]) / "models" / "qwen3"
+    args = make_args(source, flags=f"{ATTENTION_FLAGS} --advantage-estimator ppo")
+    init_layout(args)
+    critic, *_ = initialize_model_and_optimizer(parse_megatron_role_args(args, None, "critic"), "critic")
+    assert all(parameter.requires_grad for parameter in critic[0].parameters()) and not list(named_adapters(critic))
+    actor, *_ = initialize_model_and_optimizer(args, "actor")
+    trained = [name for name, parameter in actor[0].named_parameters() if parameter.requires_grad]
+    assert len(trained) == len(list(named_adapters(actor))) == 4 * 3 * 2
+
+
 RESUMES = {
     "one process": (1, "qwen3_moe", "", ""),
     "dp2": (2, "qwen3", "", ""),

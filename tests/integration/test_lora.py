@@ -55,7 +55,7 @@ def test_adapted_model(
     gloo_world(size).run(lora_scenarios.check_adapted, context, name, LAYOUTS[layout])
 
 
-@pytest.mark.parametrize("name", ["bf16", "targets", "refuses", "other_base"])
+@pytest.mark.parametrize("name", ["bf16", "targets", "refuses", "other_base", "critic"])
 def test_one_process(gloo_world: Callable[[int], GlooWorld], context: dict[str, str], name: str) -> None:
     gloo_world(1).run(getattr(lora_scenarios, f"scenario_{name}"), context)
 
