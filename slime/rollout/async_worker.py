@@ -183,7 +183,12 @@ class AsyncRolloutWorker:
                 room = self.most_outstanding - len(self._in_flight) - len(self._ready)
                 if room <= 0 or len(self._in_flight) >= self.concurrency:
                     return
-                (group,) = self.data_source.get_samples(1)
+                try:
+                    (group,) = self.data_source.get_samples(1)
+                except Exception as error:  # raised by whoever waits: here the event loop would only log it
+                    self._failure = error
+                    self._news.set()
+                    return
                 weight_version.adopt(group, self.version)
                 self._submit(group)
 

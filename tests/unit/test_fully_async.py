@@ -171,6 +171,23 @@ def test_a_failing_group_ends_the_run(make: Callable[..., Any]) -> None:
             roll(args, rollout_id, source)
 
 
+def test_a_broken_row_ends_the_run(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is met between rollouts, where nobody waits."""
+    args, source = make()
+    take = source.prompts.take
+
+    def breaks_at_ninth(count: int) -> list[Sample]:
+        if source.sample_group_index >= 9:
+            raise ValueError("p.jsonl:10: broken JSON")
+        return take(count)
+
+    monkeypatch.setattr(source.prompts, "take", breaks_at_ninth)
+    with pytest.raises(ValueError, match=r"p\.jsonl:10: broken JSON"):
+        for rollout_id in range(9):
+            roll(args, rollout_id, source)
+    monkeypatch.setattr(source.prompts, "take", take)
+
+
 def test_shared_devices_are_idle_between_rollouts(make: Callable[..., Any], engine: FakeEngine) -> None:
     args, source = make(offload_rollout=True, partial_rollout=True)
     held = {"p3", "p4"}
