@@ -78,7 +78,7 @@ def _parse_args(world_size: int) -> Namespace:
     # what a training run must say and a conversion doesn't need
     defaults = (
         "--debug-train-only --disable-rollout-global-dataset --num-rollout 0 --rollout-batch-size 1 "
-        "--no-save-optim --no-save-rng"
+        "--no-save-optim --no-save-rng --no-initialization"
     )
     words = [word for word in sys.argv[1:] if word != "--dry-run"]
     layout = f"--actor-num-gpus-per-node {world_size} --pipeline-model-parallel-size {world_size}"

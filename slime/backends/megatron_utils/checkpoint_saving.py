@@ -188,7 +188,7 @@ class _BackgroundWrite:
         self._failure: str | None = None
         buckets = self.request.preload_fn() if self.request.preload_fn is not None else []
         if self.copy:
-            buckets = _copied(buckets)
+            buckets = _copied(buckets, of=self.request.async_fn_args[1] if buckets else [])
         self._thread = threading.Thread(target=self._write, args=(buckets,), name="checkpoint-writer", daemon=True)
         self._thread.start()
 
@@ -223,12 +223,16 @@ class _BackgroundWrite:
             self._failure = f"{type(error).__name__}: {error}"
 
 
-def _copied(buckets: list[Any]) -> list[Any]:
-    """Buckets whose tensors are no longer the model's."""
-    return [
-        (path, key, (data, [(item, tensor.clone()) for item, tensor in tensors]))
-        for path, key, (data, tensors) in buckets
-    ]
+def _copied(buckets: list[Any], of: list[Any]) -> list[Any]:
+    """`buckets` without tensors that share memory with the model's, in `of`; those from a device are copies already."""
+    copies = []
+    for (path, key, (data, staged)), (_, _, (_, originals)) in zip(buckets, of, strict=True):
+        own = [
+            (item, tensor.clone() if tensor.data_ptr() == original.data_ptr() else tensor)
+            for (item, tensor), (_, original) in zip(staged, originals, strict=True)
+        ]
+        copies.append((path, key, (data, own)))
+    return copies
 
 
 def _without_groups(metadata: dict[str, Any]) -> dict[str, Any]:
