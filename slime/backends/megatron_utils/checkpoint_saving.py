@@ -224,7 +224,7 @@ class _BackgroundWrite:
 
 
 def _copied(buckets: list[Any], of: list[Any]) -> list[Any]:
-    """`buckets` without tensors that share memory with the model's, in `of`; those from a device are copies already."""
+    """`buckets` without tensors that share memory with the model's, in `of`; those of a device are copies already."""
     copies = []
     for (path, key, (data, staged)), (_, _, (_, originals)) in zip(buckets, of, strict=True):
         own = [
