@@ -50,7 +50,7 @@ def test_round_trip(gloo_world: Callable[[int], GlooWorld], context: dict[str, s
     gloo_world(size).run(weight_scenarios.check_round_trip, context, name, LAYOUTS[layout])
 
 
-@pytest.mark.parametrize("name", ["freeze", "bad_hf"])
+@pytest.mark.parametrize("name", ["freeze", "bad_hf", "rotary_frequencies", "glm_spec"])
 def test_one_process(gloo_world: Callable[[int], GlooWorld], context: dict[str, str], name: str) -> None:
     """Bad directories are refused, and parameters frozen by name."""
     gloo_world(1).run(getattr(weight_scenarios, f"scenario_{name}"), context)

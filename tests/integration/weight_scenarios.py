@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from slime.backends.megatron_utils.hf_checkpoint_saver import save_hf_model_to_path
 from slime.backends.megatron_utils.optimizer import initialize_model_and_optimizer
-from slime.backends.megatron_utils.update_weight.common import named_params_and_buffers
+from slime.backends.megatron_utils.update_weight.common import named_params_and_buffers, unwrap_model
 from slime.backends.megatron_utils.update_weight.hf_weight_iterator import HfWeightIterator
 from slime.backends.megatron_utils.weights_backuper import WeightsBackuper
 from slime.utils.dry_run.parameters import count_rank_parameters
@@ -67,6 +67,27 @@ def assert_same_weights(expected: dict[str, torch.Tensor], actual: dict[str, tor
     assert expected.keys() == actual.keys(), f"names differ: {expected.keys() ^ actual.keys()}"
     for name, tensor in expected.items():
         assert torch.equal(tensor, actual[name]), f"{name} differs"
+
+
+def scenario_rotary_frequencies(context: dict[str, str]) -> None:
+    """Llama 3's scaling moves angles by less than a short sequence shows: the frequencies themselves are compared."""
+    from transformers import AutoConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    source = Path(context["models"]) / "llama"
+    args = make_args(source)
+    init_layout(args)
+    model, _, _, _ = initialize_model_and_optimizer(args)
+    ours = unwrap_model(model[0]).rotary_pos_emb.inv_freq
+    config = AutoConfig.from_pretrained(source)
+    assert torch.allclose(ours, LlamaRotaryEmbedding(config).inv_freq, rtol=1e-6, atol=0)
+    config.rope_parameters = {"rope_type": "default", "rope_theta": config.rope_parameters["rope_theta"]}
+    assert not torch.allclose(ours, LlamaRotaryEmbedding(config).inv_freq, rtol=0.5, atol=0)
+
+
+def scenario_glm_spec(context: dict[str, str]) -> None:
+    """The layer spec that launch scripts name gives the same model."""
+    check_round_trip(context, "glm4", "--spec slime_plugins.models.glm4 get_glm_spec")
 
 
 def scenario_sync_chunks(context: dict[str, str]) -> None:
