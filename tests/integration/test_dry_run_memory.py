@@ -20,6 +20,10 @@ LAYOUTS = [
     ("llama", 2, "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1"),
     ("qwen3_moe", 2, "--expert-model-parallel-size 2"),
     ("qwen3", 2, "--bf16"),
+    ("glm4", 2, "--tensor-model-parallel-size 2"),
+    ("qwen2_moe", 2, "--tensor-model-parallel-size 2 --sequence-parallel"),
+    ("deepseek_v3", 2, "--expert-model-parallel-size 2"),
+    ("moonlight", 2, "--pipeline-model-parallel-size 2"),
     ("qwen3_tied", 2, "--pipeline-model-parallel-size 2 --advantage-estimator ppo"),  # measures the critic
     ("qwen3_moe", 4, "--pipeline-model-parallel-size 2 --expert-model-parallel-size 2"),
     ("qwen3_tied", 1, "--lora-rank 4"),
