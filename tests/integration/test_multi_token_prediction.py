@@ -9,7 +9,7 @@ import checkpointed_layouts
 import multi_token_scenarios
 import pytest
 from layout_matrix import Case
-from test_layout_matrix import CP2, FULL, PP2, SP, TP2, VPP2
+from test_layout_matrix import CP2, EP2, FULL, PP2, SP, TP2, VPP2
 from tiny_hf import make_model
 
 from tests.support.gloo_world import GlooWorld
@@ -24,6 +24,7 @@ LAYOUTS = {
     "pp2_vpp2_tied": ("qwen3_tied", VPP2, "--micro-batch-size 2 --data-pad-size-multiplier 16"),
     "cp2_full": ("qwen3", CP2, f"{PACKED} {FULL}"),
     "pp2_dp2_four": ("qwen3", PP2, "--micro-batch-size 1"),
+    "ep2_latent_experts": ("deepseek_v3", EP2, PACKED),
     "dp2_tied": ("qwen3_tied", "", "--micro-batch-size 2"),
 }
 
