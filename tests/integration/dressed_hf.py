@@ -47,6 +47,22 @@ def add_qwen_prediction_layer(directory: Path, number_of_a_softmax_layer: int = 
     return directory
 
 
+def add_deepseek_prediction_layer(directory: Path, layers: int = 4) -> Path:
+    """A layer that predicts ahead, as DeepSeek-V3 and GLM-4.5 have it: numbered on after the last of `layers`."""
+    weights = _read(directory)
+    ahead = f"model.layers.{layers}."
+    inner = _layer(weights, f"model.layers.{layers - 1}.", ahead)
+    hidden = weights["model.norm.weight"].numel()
+    own = {
+        ahead + "enorm.weight": (hidden,),
+        ahead + "hnorm.weight": (hidden,),
+        ahead + "eh_proj.weight": (hidden, 2 * hidden),
+        ahead + "shared_head.norm.weight": (hidden,),
+    }
+    _write(directory, weights | inner | _random(own))
+    return directory
+
+
 def make_qwen3_5_moe(text: Path, directory: Path) -> Path:
     """`text` as the text model of a Qwen3.5 with a vision tower, each layer's experts in one tensor."""
     import torch

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import weight_scenarios
+from dressed_hf import add_deepseek_prediction_layer
 from tiny_hf import MODELS, make_model
 
 from tests.support.gloo_world import GlooWorld
@@ -31,6 +32,7 @@ TWO_PROCESSES = {
     "tp2 ep2": EXPERTS,
     "tp2 etp2": EXPERTS,
 }
+PREDICTING_AHEAD = ["glm4_moe", "deepseek_v3"]
 CASES = [("one process", name) for name in MODELS]
 CASES += [(layout, name) for layout, names in TWO_PROCESSES.items() for name in names]
 
@@ -40,6 +42,9 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     root = tmp_path_factory.mktemp("weights")
     for name in MODELS:
         make_model(name, root / "models" / name, sharded=name == "qwen3")
+    for name in PREDICTING_AHEAD:
+        make_model(name, root / "models" / f"{name}_mtp")
+        add_deepseek_prediction_layer(root / "models" / f"{name}_mtp")
     return {"models": str(root / "models"), "out": str(root / "out"), "root": str(root)}
 
 
@@ -48,6 +53,17 @@ def test_round_trip(gloo_world: Callable[[int], GlooWorld], context: dict[str, s
     """Each family, tied and untied (C8), from one file and from many, alone and split in every way."""
     size = 1 if layout == "one process" else 2
     gloo_world(size).run(weight_scenarios.check_round_trip, context, name, LAYOUTS[layout])
+
+
+@pytest.mark.parametrize("name", PREDICTING_AHEAD)
+@pytest.mark.parametrize("layout", ["one process", "pp2", "ep2", "tp2 etp2"])
+def test_prediction_layers(
+    gloo_world: Callable[[int], GlooWorld], context: dict[str, str], layout: str, name: str
+) -> None:
+    """Multi-token-prediction layers, trained or copied: in, and out again bit for bit."""
+    size = 1 if layout == "one process" else 2
+    for flags in ("--mtp-num-layers 1", "") if size == 1 else ("--mtp-num-layers 1",):
+        gloo_world(size).run(weight_scenarios.check_round_trip, context, f"{name}_mtp", f"{flags} {LAYOUTS[layout]}")
 
 
 @pytest.mark.parametrize("name", ["freeze", "bad_hf", "rotary_frequencies", "glm_spec"])
