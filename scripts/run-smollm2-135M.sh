@@ -46,7 +46,7 @@ python train.py \
     --hf-checkpoint "$OUT/model" \
     --prompt-data "$OUT/data/train.jsonl" --input-key prompt --label-key label \
     --apply-chat-template --rollout-shuffle --rm-type reasoning_gym \
-    --num-rollout "$NUM_ROLLOUT" --rollout-batch-size 4 --n-samples-per-prompt 8 --num-steps-per-rollout 1 \
+    --num-rollout "$NUM_ROLLOUT" --rollout-batch-size 2 --n-samples-per-prompt 8 --num-steps-per-rollout 1 \
     --rollout-max-response-len 24 --rollout-temperature 1.0 \
     --advantage-estimator grpo \
     --lr 5e-6 --lr-decay-style constant --adam-beta2 0.95 \
