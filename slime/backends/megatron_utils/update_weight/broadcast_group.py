@@ -40,8 +40,9 @@ _parked: list[dist.ProcessGroup] = []  # groups whose last broadcast has not end
 class BroadcastGroup:
     """Rank 0 of the group is this process; the others are the engines' tensor-parallel ranks.
 
-    No call of this class ever blocks in a collective. Requests to the engines and the collective run side by side, so
-    that an engine that refuses ends the wait at once, with what it answered.
+    Requests to the engines and the broadcast run side by side, and only the answers are waited for, so that an engine
+    that refuses ends the wait at once, with what it answered. (NCCL and HCCL, not tried so far, make their communicator
+    in a group's first broadcast: if an engine refuses just that one, the wait is theirs.)
 
     Args:
         name: of the log and the engines; a number is added.
