@@ -41,8 +41,8 @@ class BroadcastGroup:
     """Rank 0 of the group is this process; the others are the engines' tensor-parallel ranks.
 
     Requests to the engines and the broadcast run side by side, and only the answers are waited for, so that an engine
-    that refuses ends the wait at once, with what it answered. (NCCL and HCCL, not tried so far, make their communicator
-    in a group's first broadcast: if an engine refuses just that one, the wait is theirs.)
+    that refuses ends the wait at once, with what it answered. NCCL and HCCL (not tried so far) make their
+    communicator in a group's first broadcast: if an engine refuses just that one, their own deadline counts.
 
     Args:
         name: of the log and the engines; a number is added.
