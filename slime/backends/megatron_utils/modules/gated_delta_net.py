@@ -71,13 +71,26 @@ class GatedDeltaNet(MegatronModule):
             raise ValueError(f"{key_heads} key heads with {value_heads} value heads can't be divided over {tp} ranks")
         self.key_heads, self.values_per_key = key_heads // tp, value_heads // key_heads
         self.key_dim, self.value_dim = config.linear_key_head_dim, config.linear_value_head_dim
-        conv_channels = 2 * self.key_dim + self.values_per_key * self.value_dim  # of each key head
-        head_rows = conv_channels + self.values_per_key * (self.value_dim + 2)
+        self.conv_channels = 2 * self.key_dim + self.values_per_key * self.value_dim  # of each key head
+        self._build_projections(submodules)
+        local_values = self.key_heads * self.values_per_key
+        self.conv_weight = self._parameter(self.key_heads * self.conv_channels, 1, config.linear_conv_kernel_dim)
+        self.A_log = self._parameter(local_values)
+        self.dt_bias = self._parameter(local_values)
+        self.norm_weight = self._parameter(self.value_dim)
+        for name in _CUT_OVER_HEADS:
+            set_tensor_model_parallel_attributes(getattr(self, name), is_parallel=True, dim=0, stride=1)
+        if config.perform_initialization:
+            self._initialize()
+
+    def _build_projections(self, submodules: GatedDeltaNetSubmodules) -> None:
+        config = self.config
+        head_rows = self.conv_channels + self.values_per_key * (self.value_dim + 2)
         linear = {"config": config, "bias": config.add_bias_linear, "is_expert": False, "tp_group": self.tp_group}
         self.in_proj = build_module(
             submodules.in_proj,
             config.hidden_size,
-            key_heads * head_rows,
+            config.linear_num_key_heads * head_rows,
             init_method=config.init_method,
             gather_output=False,
             skip_bias_add=False,
@@ -86,7 +99,7 @@ class GatedDeltaNet(MegatronModule):
         )
         self.out_proj = build_module(
             submodules.out_proj,
-            value_heads * self.value_dim,
+            config.linear_num_value_heads * self.value_dim,
             config.hidden_size,
             init_method=config.output_layer_init_method,
             input_is_parallel=True,
@@ -94,15 +107,6 @@ class GatedDeltaNet(MegatronModule):
             tp_comm_buffer_name="proj",
             **linear,
         )
-        local_values = self.key_heads * self.values_per_key
-        self.conv_weight = self._parameter(self.key_heads * conv_channels, 1, config.linear_conv_kernel_dim)
-        self.A_log = self._parameter(local_values)
-        self.dt_bias = self._parameter(local_values)
-        self.norm_weight = self._parameter(self.value_dim)
-        for name in _CUT_OVER_HEADS:
-            set_tensor_model_parallel_attributes(getattr(self, name), is_parallel=True, dim=0, stride=1)
-        if config.perform_initialization:
-            self._initialize()
 
     def _parameter(self, *shape: int) -> torch.nn.Parameter:
         return torch.nn.Parameter(torch.empty(*shape, dtype=self.config.params_dtype, device=current().device()))
@@ -146,8 +150,8 @@ class GatedDeltaNet(MegatronModule):
         """Projected rows [t, rows of this rank's heads] of whole sequences → normed, gated values [t, h_v * d_v]."""
         per_key = self.values_per_key
         heads = rows.unflatten(1, (self.key_heads, -1))
-        conv_channels = 2 * self.key_dim + per_key * self.value_dim
-        mixed, gate, write, step = heads.split([conv_channels, per_key * self.value_dim, per_key, per_key], dim=-1)
+        sizes = [self.conv_channels, per_key * self.value_dim, per_key, per_key]
+        mixed, gate, write, step = heads.split(sizes, dim=-1)
         mixed = self.kernels.conv(mixed.flatten(1), self.conv_weight.squeeze(1), cu_seqlens)
         query, key, value = mixed.unflatten(1, (self.key_heads, -1)).split(
             [self.key_dim, self.key_dim, per_key * self.value_dim], dim=-1
