@@ -47,6 +47,14 @@ def add_qwen_prediction_layer(directory: Path, number_of_a_softmax_layer: int = 
     return directory
 
 
+def make_kimi(directory: Path) -> Path:
+    """A DeepSeek-V3 under Kimi-K2's name."""
+    make_model("deepseek_v3", directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "model_type": "kimi_k2"}))
+    return directory
+
+
 def add_deepseek_prediction_layer(directory: Path, layers: int = 4) -> Path:
     """A layer that predicts ahead, as DeepSeek-V3 and GLM-4.5 have it: numbered on after the last of `layers`."""
     weights = _read(directory)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import weight_scenarios
-from dressed_hf import add_deepseek_prediction_layer
+from dressed_hf import add_deepseek_prediction_layer, make_kimi
 from tiny_hf import MODELS, make_model
 
 from tests.support.gloo_world import GlooWorld
@@ -28,12 +28,12 @@ TWO_PROCESSES = {
     "pp2": ["qwen3", *DENSE, *EXPERTS],
     "pp2 vpp2": ["qwen3_tied", "glm4", "deepseek_v3"],
     "dp2": ["llama"],
-    "ep2": EXPERTS,
+    "ep2": [*EXPERTS, "glm4_moe_lite", "kimi_k2"],
     "tp2 ep2": EXPERTS,
     "tp2 etp2": EXPERTS,
 }
 PREDICTING_AHEAD = ["glm4_moe", "deepseek_v3"]
-CASES = [("one process", name) for name in MODELS]
+CASES = [("one process", name) for name in (*MODELS, "kimi_k2")]
 CASES += [(layout, name) for layout, names in TWO_PROCESSES.items() for name in names]
 
 
@@ -42,6 +42,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     root = tmp_path_factory.mktemp("weights")
     for name in MODELS:
         make_model(name, root / "models" / name, sharded=name == "qwen3")
+    make_kimi(root / "models" / "kimi_k2")
     for name in PREDICTING_AHEAD:
         make_model(name, root / "models" / f"{name}_mtp")
         add_deepseek_prediction_layer(root / "models" / f"{name}_mtp")

@@ -113,6 +113,18 @@ MODELS: dict[str, dict[str, Any]] = {
         "n_group": 4,
         "topk_group": 2,
     },
+    "glm4_moe_lite": {
+        "model_type": "glm4_moe_lite",
+        "tie_word_embeddings": False,
+        **LATENT,
+        **ODD,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 36,
+        "routed_scaling_factor": 1.8,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "dense"],
+        "q_lora_rank": 26,
+    },
     "moonlight": {
         "model_type": "deepseek_v3",
         "tie_word_embeddings": True,
