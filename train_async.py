@@ -8,6 +8,7 @@ from slime.observability.logging_utils import configure_logger, tracking
 from slime.ray.cluster import cluster
 from slime.ray.models import create_training_models, rollout_manager, save_data_state, save_models, send_weights
 from slime.ray.placement_group import create_placement_groups
+from slime.ray.restarts import supervise
 from slime.utils.arguments import parse_args
 from slime.utils.misc import should_run_periodic_action
 
@@ -51,6 +52,7 @@ def train(args: Namespace) -> None:
 def main() -> None:
     args = parse_args(rollouts_ahead=1)
     configure_logger(args, "driver")
+    supervise(args)
     with cluster(args), tracking(args):
         train(args)
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import ray
 
+from slime.backends.megatron_utils.update_weight.errors import WeightUpdateError
 from slime.ray.actor_critic import ActorCriticGroup
 from slime.ray.actor_group import RayTrainGroup
 from slime.ray.cluster import MANAGER_CPUS
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 TrainGroup = RayTrainGroup | ActorCriticGroup
 
 DISPOSE_TIMEOUT_S = 30
+UPDATE_ATTEMPTS = 3
 
 
 @contextmanager
@@ -30,12 +32,13 @@ def rollout_manager(args: Namespace, pg: Placement) -> Iterator[ManagerClient]:
     It starts the engines; its methods wait until they are ready. When the run succeeds it stops them; when the run
     fails it is killed at once, and its engines' processes end with it.
     """
-    from slime.ray.rollout import CONTROL, RolloutManager
+    from slime.ray.engine_control import CONCURRENCY_GROUPS
+    from slime.ray.rollout import RolloutManager
 
-    remote_cls = ray.remote(concurrency_groups={CONTROL: 1})(RolloutManager)
-    handle = remote_cls.options(num_cpus=MANAGER_CPUS).remote(args, pg)
+    actor_class = ray.remote(num_cpus=MANAGER_CPUS, concurrency_groups=CONCURRENCY_GROUPS)(RolloutManager)
+    handle = actor_class.remote(args, pg)
     try:
-        yield ManagerClient(handle, handle.start.remote())
+        yield ManagerClient(handle, handle.start.remote(), args.use_fault_tolerance and not args.debug_train_only)
         ray.get(handle.dispose.remote(), timeout=DISPOSE_TIMEOUT_S)
     finally:
         ray.kill(handle)
@@ -88,6 +91,7 @@ def create_training_models(
         manager.load(args.start_rollout_id - 1)
     if actor is not None:
         send_weights(args, actor, manager)
+        manager.on_lost_engines = lambda: send_weights(args, actor, manager)
         if args.check_weight_update_equal:
             manager.check_weights("compare")
     return actor
@@ -144,9 +148,38 @@ def save_models(args: Namespace, rollout_id: int, actor: TrainGroup) -> None:
 
 
 def send_weights(args: Namespace, actor: TrainGroup, manager: ManagerClient) -> None:
-    """Bring the engines' weights back, replace them by the trainers', then bring the KV cache back."""
+    """Bring the engines' weights back, replace them by the trainers', then bring the KV cache back.
+
+    With --use-fault-tolerance engines that have failed are replaced first, and an update that fails because of an
+    engine is made again without it.
+
+    Raises:
+        WeightUpdateError: not every engine has got all weights.
+    """
+    if args.use_fault_tolerance:
+        with manager.replacing_engines():
+            _replace_and_send(args, actor, manager)
+    else:
+        _send(args, actor, manager)
+
+
+def _send(args: Namespace, actor: TrainGroup, manager: ManagerClient) -> None:
     if args.offload_rollout:
         manager.onload_weights()
     actor.update_weights()
     if args.offload_rollout:
         manager.onload_kv()
+
+
+def _replace_and_send(args: Namespace, actor: TrainGroup, manager: ManagerClient) -> None:
+    for left in reversed(range(UPDATE_ATTEMPTS)):
+        manager.recover_updatable_engines()
+        try:
+            _send(args, actor, manager)
+        except WeightUpdateError as error:
+            if not left:
+                raise
+            logger.error("the weights are sent again: %s", error)
+        else:
+            break
+    manager.health_monitoring_resume()

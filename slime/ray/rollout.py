@@ -10,10 +10,9 @@ from typing import Any
 import ray
 
 from slime.observability import eval_samples, logging_utils, rollout_data_utils, rollout_metrics
-from slime.ray.engine_group import RolloutServer, start_rollout_servers
+from slime.ray.engine_control import CONTROL, EngineControl
 from slime.ray.placement_group import Placement
 from slime.ray.train_data import convert_samples_to_train_data, flatten_samples, split_train_data_by_dp
-from slime.ray.utils import Lock
 from slime.rollout.base_types import call_rollout_fn
 from slime.rollout.rm_hub import start_graders
 from slime.rollout.sample_checks import check_samples
@@ -25,12 +24,9 @@ from slime.utils.types import Sample
 logger = logging.getLogger(__name__)
 
 
-CONTROL = "control"  # methods that are answered while a rollout is generated
-
-
-class RolloutManager:
-    """One per run, on a CPU. Its methods are called by the driver and by trainers, one at a time; beside them those of
-    the concurrency group `CONTROL`, also one at a time."""
+class RolloutManager(EngineControl):
+    """One per run, on a CPU. Its methods are called by the driver and by trainers, one at a time; those that concern
+    engines are answered meanwhile (see `EngineControl`)."""
 
     def __init__(self, args: Namespace, pg: Placement) -> None:
         self.args, self._pg = args, pg
@@ -45,12 +41,10 @@ class RolloutManager:
         self.data_source = load_function(args.data_source_path)(args)
         self.generate_rollout = load_function(args.rollout_function_path)
         self.eval_generate_rollout = load_function(args.eval_function_path)
-        self.servers: dict[str, RolloutServer] = start_rollout_servers(args, pg)
+        self.start_servers(pg)
         if not args.debug_train_only:
             start_graders(args)
-        self._lock = ray.remote(Lock).options(num_cpus=0).remote()
-        for server in self.servers.values():
-            server.wait_ready()
+        self.wait_servers()
         if args.dump_details is not None:
             tokenizer = load_tokenizer(args.hf_checkpoint, trust_remote_code=True)
             tokenizer.save_pretrained(f"{args.dump_details}/tokenizer")
@@ -67,12 +61,14 @@ class RolloutManager:
     def generate(self, rollout_id: int) -> list[Box] | None:
         """Roll out once. One boxed object reference per data-parallel rank; None with --debug-rollout-only."""
         started = time.monotonic()
+        self.health_monitoring_resume()
         samples, metrics = self._rollout_samples(rollout_id)
         if self.args.save_debug_rollout_data:
             rollout_data_utils.save_debug_rollout_data(
                 self.args.save_debug_rollout_data, samples, rollout_id=rollout_id, evaluation=False
             )
         elapsed = time.monotonic() - started
+        metrics = {**(metrics or {}), **self.pop_failure_counts()}
         rollout_metrics.log_rollout_data(rollout_id, self.args, samples, metrics, elapsed)
         if self.args.debug_rollout_only:
             check_samples(self.args, samples)
@@ -96,6 +92,7 @@ class RolloutManager:
         """Evaluate on every eval dataset and log; the metrics. Nothing with --debug-train-only."""
         if self.args.debug_train_only:
             return {}
+        self.health_monitoring_resume()
         output = call_rollout_fn(self.eval_generate_rollout, self.args, rollout_id, self.data_source, evaluation=True)
         if self.args.save_debug_rollout_data:
             samples = [sample for result in output.data.values() for sample in result.get("samples", [])]
@@ -122,62 +119,3 @@ class RolloutManager:
     def set_train_parallel_config(self, config: dict[str, int]) -> None:
         """How the trainers are laid out; training data is split for that."""
         self._train_parallel_config = config
-
-    # -- engines ------------------------------------------------------------------------------------------------------
-
-    @property
-    def server(self) -> RolloutServer | None:
-        """The first server whose weights are trained."""
-        return next((server for server in self.servers.values() if server.update_weights), None)
-
-    @ray.method(concurrency_group=CONTROL)
-    def get_updatable_engines_and_lock(self) -> tuple[list[Any], Any, int, list[int], list[int], list[dict[str, Any]]]:
-        """Engines that receive weights, the lock around them, how many are new, and their devices and layout."""
-        server = self.server
-        if server is None:
-            return [], self._lock, 0, [], [], []
-        return (
-            server.engines,
-            self._lock,
-            server.num_new_engines,
-            server.engine_gpu_counts,
-            server.engine_gpu_offsets,
-            server.engine_parallel_configs,
-        )
-
-    @ray.method(concurrency_group=CONTROL)
-    def clear_updatable_num_new_engines(self) -> None:
-        if self.server is not None:
-            self.server.num_new_engines = 0
-
-    def offload(self) -> None:
-        for server in self.servers.values():
-            server.offload()
-
-    def onload(self, tags: list[str] | None = None) -> None:
-        for server in self.servers.values():
-            server.onload(tags)
-
-    def onload_weights(self) -> None:
-        for server in self.servers.values():
-            server.onload_weights()
-
-    def onload_kv(self) -> None:
-        for server in self.servers.values():
-            server.onload_kv()
-
-    def check_weights(self, action: str) -> None:
-        """`snapshot`, `reset_tensors` or `compare` on the engines that receive weights."""
-        if self.server is not None:
-            self.server.check_weights(action)
-
-    @ray.method(concurrency_group=CONTROL)
-    def watch_engines(self) -> list[ray.ObjectRef]:
-        """References of which one fails as soon as an engine dies."""
-        return [ref for server in self.servers.values() for ref in server.watch()]
-
-    def dispose(self) -> None:
-        """Stop engines and routers, and wait until they are gone."""
-        for server in self.servers.values():
-            server.shutdown()
-        logger.info("engines and router have stopped")

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +33,19 @@ class RouterError(RuntimeError):
 class Router:
     """A router, which ends with the process that holds this object when slime has started it.
 
+    Args:
+        spawn: starts its process; None for a router that others run.
+
     Attributes:
         ip: its host as it stands in a URL (IPv6 in brackets).
         port: where it listens.
     """
 
-    def __init__(self, ip: str, port: int, process: GuardedProcess | None = None) -> None:
+    def __init__(self, ip: str, port: int, spawn: Callable[[], GuardedProcess] | None = None) -> None:
         self.ip = bracket_host(ip)
         self.port = port
-        self._process = process
+        self._spawn = spawn
+        self._process = None if spawn is None else spawn()
         self._client = ControlClient(self.url)
 
     @property
@@ -56,11 +60,26 @@ class Router:
         """
         deadline = time.monotonic() + timeout
         while not self._client.answers("/liveness", timeout=REQUEST_SECONDS):
-            if self._process is not None and self._process.poll() is not None:
+            if self.has_ended:
                 raise RouterError(f"the router at {self.url} ended while starting{self._where_to_look()}")
             if time.monotonic() > deadline:
                 raise RouterError(f"the router at {self.url}: no answer after {timeout:.0f} s{self._where_to_look()}")
             time.sleep(_POLL_SECONDS)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process that slime started for it is gone."""
+        return self._process is not None and self._process.poll() is not None
+
+    def restart(self) -> None:
+        """Start it again, at the same address; it knows no workers then.
+
+        Raises:
+            RouterError: it does not start.
+        """
+        assert self._spawn is not None
+        self._process = self._spawn()
+        self.wait_ready()
 
     def workers(self) -> list[dict[str, Any]]:
         """What the router knows of each worker: id, url, is_healthy, load, ..."""
@@ -145,7 +164,7 @@ def _launch(args: Namespace, pd_disaggregation: bool, port: int | None) -> Route
         # A proxy would capture the requests to the engines.
         env = {name: value for name, value in os.environ.items() if name.lower() not in _PROXY_VARIABLES}
         command = [sys.executable, "-m", "slime.ray.router_process", str(settings_path)]
-        router = Router(host, held.ports[0], spawn_guarded(command, env, log_path))
+        router = Router(host, held.ports[0], lambda: spawn_guarded(command, env, log_path))
         try:
             router.wait_ready()
         except RouterError:

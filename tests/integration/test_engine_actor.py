@@ -29,6 +29,7 @@ def arguments(model: Path | str, log_dir: Path, **given: Any) -> Namespace:
         "debug_rollout_only": False,
         "debug_train_only": False,
         "engine_start_timeout": START_SECONDS,
+        "update_weight_timeout": 60.0,
         "hf_checkpoint": str(model),
         "log_dir": str(log_dir),
         "num_gpus_per_node": 8,

@@ -28,7 +28,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_PORT = 15000
 CONTROL_SECONDS = 60.0  # a request that only changes the server's state
-TRANSFER_SECONDS = 600.0  # a request that moves weights
+TRANSFER_SECONDS = 600.0  # a request that moves much memory
+MEMORY_TAGS = ("weights", "kv_cache", "cuda_graph")
 _POLL_SECONDS = 0.1
 
 
@@ -68,9 +69,12 @@ class SGLangEngine(RayActor):
         )
         self._held: list[HeldPorts] = []
         self._server: ServerProcess | None = None
+        self._transfer_seconds: float = args.update_weight_timeout
         self._router_url: str | None = None
+        self._bootstrap_port: int | None = None
         self._weight_check: WeightCheck | None = None
         self._told_release_frees_nothing = False
+        self._asleep: set[str] = set()
 
     # -- start and end ------------------------------------------------------------------------------------------------
 
@@ -107,7 +111,7 @@ class SGLangEngine(RayActor):
         router_ip: str | None = None,
         router_port: int | None = None,
     ) -> None:
-        """Start the server, wait until it generates, and register it with the router.
+        """Start the server, wait until it generates, and register it with the router if one is given.
 
         Raises:
             ServerStartError: it ended or is not ready after args.engine_start_timeout; with its log's last lines.
@@ -126,21 +130,31 @@ class SGLangEngine(RayActor):
         )
         log_path = Path(self.args.log_dir) / f"sglang-{self.rank}-{port}.log"
         self._server = ServerProcess(layers, current.engine_env(), log_path)
+        self._bootstrap_port = disaggregation_bootstrap_port
         if self.shape.node_rank == 0:
-            self._wait_and_register(router_ip, router_port, disaggregation_bootstrap_port)
+            self._wait_ready()
+            if router_ip is not None:
+                self.register(router_ip, router_port)
 
-    def _wait_and_register(self, router_ip: str | None, router_port: int | None, bootstrap_port: int | None) -> None:
+    def _wait_ready(self) -> None:
         server = self._started_server()
         started = time.monotonic()
         server.wait_ready(self.args.engine_start_timeout)
         self._release_ports()
         logger.info("engine %d is ready at %s after %.1f s", self.rank, server.url, time.monotonic() - started)
-        if router_ip is None or self.shape.worker_type == "encoder":
+
+    def register(self, router_ip: str, router_port: int | None) -> None:
+        """Let a router send requests here; an encoder gets none from routers.
+
+        Raises:
+            ControlError: the router refuses it.
+        """
+        if self.shape.worker_type == "encoder":
             return
         self._router_url = f"http://{router_ip}:{router_port}"
-        worker: dict[str, Any] = {"url": server.url, "worker_type": self.shape.worker_type}
+        worker: dict[str, Any] = {"url": self._started_server().url, "worker_type": self.shape.worker_type}
         if self.shape.worker_type == "prefill":
-            worker["bootstrap_port"] = bootstrap_port
+            worker["bootstrap_port"] = self._bootstrap_port
         register_worker(self._router_url, worker)
 
     def shutdown(self) -> None:
@@ -183,6 +197,14 @@ class SGLangEngine(RayActor):
         self._request("GET", "/health_generate", timeout=timeout)
         return True
 
+    def get_server_info(self, timeout: float = CONTROL_SECONDS) -> Any:
+        """The server's settings and its schedulers' state: a server that hangs does not answer.
+
+        Raises:
+            ControlError: no answer within `timeout` seconds.
+        """
+        return self._request("GET", "/server_info", timeout=timeout)
+
     def pause_generation(self, mode: str = "abort") -> Any:
         """Stop generating; running requests end as aborted (mode abort) or stay (retract, in_place)."""
         return self._request("POST", "/pause_generation", {"mode": mode})
@@ -222,7 +244,12 @@ class SGLangEngine(RayActor):
     # -- memory -------------------------------------------------------------------------------------------------------
 
     def release_memory_occupation(self) -> Any:
-        """Free the memory of weights, KV cache and graphs, where SGLang's memory saver runs; says once where not."""
+        """Free the memory of weights, KV cache and graphs, where SGLang's memory saver runs; says once where not.
+
+        Nothing happens when all of it is free already: SGLang's scheduler does not survive a second release.
+        """
+        if self._asleep == set(MEMORY_TAGS):
+            return None
         self.flush_cache()
         if not self._told_release_frees_nothing and not self._has_memory_saver():
             self._told_release_frees_nothing = True
@@ -231,14 +258,21 @@ class SGLangEngine(RayActor):
                 "while offloaded",
                 self.rank,
             )
-        return self._request("POST", "/release_memory_occupation", {})
+        answer = self._request("POST", "/release_memory_occupation", {})
+        self._asleep = set(MEMORY_TAGS)
+        return answer
 
     def resume_memory_occupation(self, tags: Sequence[str] | None = None) -> Any:
-        """Take memory back; tags: weights, kv_cache, cuda_graph (default all)."""
-        return self._request("POST", "/resume_memory_occupation", {} if tags is None else {"tags": list(tags)})
+        """Take back what is free of the memory of weights, kv_cache and cuda_graph (default: of all three)."""
+        wanted = [tag for tag in (MEMORY_TAGS if tags is None else tags) if tag in self._asleep]
+        if not wanted:
+            return None
+        answer = self._request("POST", "/resume_memory_occupation", {"tags": wanted})
+        self._asleep -= set(wanted)
+        return answer
 
     def _has_memory_saver(self) -> bool:
-        info = self._request("GET", "/server_info")
+        info = self.get_server_info()
         return info is None or bool(info["enable_memory_saver"])
 
     # -- weights ------------------------------------------------------------------------------------------------------
@@ -255,7 +289,7 @@ class SGLangEngine(RayActor):
 
     def end_weight_update(self) -> Any:
         """Close the update: what SGLang derives from weights is computed anew."""
-        return self._request("POST", "/end_weight_update", {}, timeout=TRANSFER_SECONDS)
+        return self._request("POST", "/end_weight_update", {}, timeout=self._transfer_seconds)
 
     def update_weights_from_tensor(
         self,
@@ -271,14 +305,14 @@ class SGLangEngine(RayActor):
             "flush_cache": flush_cache,
             "weight_version": weight_version,
         }
-        return self._request("POST", "/update_weights_from_tensor", payload, timeout=TRANSFER_SECONDS)
+        return self._request("POST", "/update_weights_from_tensor", payload, timeout=self._transfer_seconds)
 
     def update_weights_from_disk(
         self, model_path: str, load_format: str | None = None, weight_version: str | None = None
     ) -> Any:
         """Load the Hugging Face checkpoint in `model_path`."""
         payload = {"model_path": model_path, "load_format": load_format, "weight_version": weight_version}
-        return self._request("POST", "/update_weights_from_disk", payload, timeout=TRANSFER_SECONDS)
+        return self._request("POST", "/update_weights_from_disk", payload, timeout=self._transfer_seconds)
 
     def init_weights_update_group(
         self, master_address: str, master_port: int, rank_offset: int, world_size: int, group_name: str, backend: str
@@ -292,7 +326,7 @@ class SGLangEngine(RayActor):
             "group_name": group_name,
             "backend": backend,
         }
-        return self._request("POST", "/init_weights_update_group", payload, timeout=TRANSFER_SECONDS)
+        return self._request("POST", "/init_weights_update_group", payload, timeout=self._transfer_seconds)
 
     def destroy_weights_update_group(self, group_name: str) -> Any:
         return self._request("POST", "/destroy_weights_update_group", {"group_name": group_name})
@@ -317,7 +351,9 @@ class SGLangEngine(RayActor):
             "weight_version": weight_version,
             "load_format": load_format,
         }
-        return self._request("POST", "/update_weights_from_distributed", payload, timeout=TRANSFER_SECONDS)
+        return self._request(
+            "POST", "/update_weights_from_distributed", payload, timeout=self.args.update_weight_timeout
+        )
 
     def set_weight_version(self, weight_version: str) -> Any:
         """Name the weights that are loaded now; answers carry the name."""

@@ -14,7 +14,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slime.backends.megatron_utils.update_weight import verify
-from slime.backends.megatron_utils.update_weight.engine_calls import call_all, call_engines, on_first_rank
+from slime.backends.megatron_utils.update_weight.engine_calls import (
+    call_all,
+    call_engines,
+    engine_seconds,
+    on_first_rank,
+)
 from slime.backends.megatron_utils.update_weight.hf_weight_iterator import HfWeightIterator
 
 logger = logging.getLogger(__name__)
@@ -76,11 +81,11 @@ class WeightUpdater(abc.ABC):
         self._prepare(weights)
         self._pause_engines()
         self._transfer(weights)
-        on_first_rank(lambda: call_all(self._engines, "set_weight_version", str(self.weight_version)))
+        on_first_rank(lambda: self._call_all("set_weight_version", str(self.weight_version)))
         if self.args.check_weight_update_equal and not self._verified:
             verify.verify_engines(self.args, self._iterator.chunks(weights), self._engines, self.weight_version)
             self._verified = True
-        call_engines(self._engines, "continue_generation")
+        self._call_engines("continue_generation")
         if dist.get_rank() == 0:
             size, seconds = self._iterator.total_bytes / 1e6, time.monotonic() - started
             logger.info("weights %d: %.1f MB to the engines in %.2f s", self.weight_version, size, seconds)
@@ -98,11 +103,17 @@ class WeightUpdater(abc.ABC):
         mode = self.args.pause_generation_mode
 
         def pause() -> None:
-            call_all(self._engines, "pause_generation", mode)
+            self._call_all("pause_generation", mode)
             if mode != "in_place":
-                call_all(self._engines, "flush_cache")
+                self._call_all("flush_cache")
 
         on_first_rank(pause)
+
+    def _call_engines(self, *methods: str) -> None:
+        call_engines(self._engines, *methods, seconds=engine_seconds(self.args))
+
+    def _call_all(self, method: str, *method_args: Any) -> None:
+        call_all(self._engines, method, *method_args, seconds=engine_seconds(self.args))
 
     def pop_metrics(self) -> dict[str, float]:
         """Figures of the last update, for the log; empty on ranks that have none."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
 
+from slime.backends.megatron_utils.update_weight.errors import WeightUpdateError
 from slime.ray.utils import get_all
 from slime.utils.distributed_utils import get_gloo_group
 
-ENGINE_SECONDS = 660.0  # longer than an engine waits for its server, so that the engine's error comes first
-
-
-class WeightUpdateError(RuntimeError):
-    """Not all engines have all weights. They stay paused, so that a mix is never served, until an update succeeds."""
+GRACE_SECONDS = 60.0  # that trainers wait longer than an engine for its server, so that the engine's error comes first
 
 
 def together(action: Callable[[], Any]) -> None:
@@ -36,12 +34,17 @@ def together(action: Callable[[], Any]) -> None:
         raise WeightUpdateError("the engines' weights were not updated: " + "; ".join(failed)) from cause
 
 
-def call_engines(engines: Sequence[Any], *methods: str) -> None:
+def engine_seconds(args: Namespace) -> float:
+    """How long a trainer waits for an engine's answer."""
+    return args.update_weight_timeout + GRACE_SECONDS
+
+
+def call_engines(engines: Sequence[Any], *methods: str, seconds: float) -> None:
     """Let rank 0 call methods of all engines, one after the other; every rank waits until they are done."""
 
     def call() -> None:
         for method in methods:
-            call_all(engines, method)
+            call_all(engines, method, seconds=seconds)
 
     on_first_rank(call)
 
@@ -51,7 +54,7 @@ def on_first_rank(action: Callable[[], Any]) -> None:
     together(action if dist.get_rank() == 0 else lambda: None)
 
 
-def call_all(engines: Sequence[Any], method: str, *method_args: Any) -> None:
+def call_all(engines: Sequence[Any], method: str, *method_args: Any, seconds: float) -> None:
     """Call a method of all engines at once and wait; this rank alone."""
     refs = [getattr(engine, method).remote(*method_args) for engine in engines]
-    get_all(refs, timeout=ENGINE_SECONDS, what=f"{method} of the engines")
+    get_all(refs, timeout=seconds, what=f"{method} of the engines")

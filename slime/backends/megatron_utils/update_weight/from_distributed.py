@@ -12,7 +12,7 @@ from torch import Tensor
 
 from slime.backends.megatron_utils.update_weight.base import WeightsGetter, WeightUpdater
 from slime.backends.megatron_utils.update_weight.broadcast_group import BroadcastGroup
-from slime.backends.megatron_utils.update_weight.engine_calls import call_engines, together
+from slime.backends.megatron_utils.update_weight.engine_calls import together
 from slime.backends.megatron_utils.update_weight.hf_weight_iterator import HfWeightIterator
 
 
@@ -53,6 +53,7 @@ class UpdateWeightFromDistributed(WeightUpdater):
                     "tensor-parallel engines only"
                 )
         self._engines = rollout_engines
+        self._verified = False
         self._lock = rollout_engine_lock
         self._ranks_of_each = list(engine_gpu_counts or [self.args.rollout_num_gpus_per_engine] * len(rollout_engines))
 
@@ -62,9 +63,9 @@ class UpdateWeightFromDistributed(WeightUpdater):
 
     def _transfer(self, weights: Mapping[str, Tensor]) -> None:
         together(self._join)
-        call_engines(self._engines, "begin_weight_update")
+        self._call_engines("begin_weight_update")
         together(lambda: self._send(weights))
-        call_engines(self._engines, "end_weight_update")
+        self._call_engines("end_weight_update")
         if self.args.offload_train:
             self._leave()
 
@@ -97,7 +98,7 @@ class UpdateWeightFromDistributed(WeightUpdater):
         replica = mpu.get_data_parallel_rank(with_context_parallel=True)
         if self._group is None and replica == mpu.get_tensor_model_parallel_rank() == 0:
             name = f"slime-pp_{mpu.get_pipeline_model_parallel_rank()}"
-            seconds = 60.0 * self.args.distributed_timeout_minutes
+            seconds = self.args.update_weight_timeout
             self._group = BroadcastGroup(name, self._engines, self._ranks_of_each, self._lock, seconds)
 
     def _leave(self) -> None:

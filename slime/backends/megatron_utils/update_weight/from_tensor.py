@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slime.backends.megatron_utils.update_weight.base import WeightsGetter, WeightUpdater
-from slime.backends.megatron_utils.update_weight.engine_calls import ENGINE_SECONDS, call_engines
+from slime.backends.megatron_utils.update_weight.engine_calls import engine_seconds
 from slime.backends.megatron_utils.update_weight.tensor_payload import LOAD_FORMAT, TensorPayload
 from slime.ray.utils import get_all
 from slime.utils import accelerator
@@ -43,6 +43,7 @@ class UpdateWeightFromTensor(WeightUpdater):
         counts = engine_gpu_counts or [self.args.rollout_num_gpus_per_engine] * len(rollout_engines)
         offsets = engine_gpu_offsets or [sum(counts[:index]) for index in range(len(counts))]
         self._engines = rollout_engines
+        self._verified = False
         self._own_engine = self._own_group = None
         for index, ranks in enumerate(engine_ranks(counts, offsets, dist.get_world_size())):
             if ranks not in self._groups:
@@ -55,10 +56,10 @@ class UpdateWeightFromTensor(WeightUpdater):
         self._own_engine = None
 
     def _transfer(self, weights: Mapping[str, Tensor]) -> None:
-        call_engines(self._engines, "begin_weight_update")
+        self._call_engines("begin_weight_update")
         for chunk in self._iterator.chunks(weights):
             self._send(chunk)
-        call_engines(self._engines, "end_weight_update")
+        self._call_engines("end_weight_update")
 
     def _send(self, chunk: Sequence[tuple[str, Tensor]]) -> None:
         """Hand one bucket to this rank's engine. A rank without an engine only took part in gathering."""
@@ -70,7 +71,7 @@ class UpdateWeightFromTensor(WeightUpdater):
         dist.gather_object(payload.text, texts, group=self._own_group, group_dst=0)
         if is_first:
             ref = self._own_engine.update_weights_from_tensor.remote(texts, load_format=LOAD_FORMAT)
-            get_all([ref], timeout=ENGINE_SECONDS, what="sending weights to an engine")
+            get_all([ref], timeout=engine_seconds(self.args), what="sending weights to an engine")
         dist.barrier(self._own_group)  # the payload's memory must stay until the engine has read it
         del payload
         accelerator.current().ipc_collect()

@@ -1,22 +1,21 @@
-"""Watching engines and replacing dead ones."""
+"""Watching engines and replacing dead ones; starting again from a checkpoint."""
 
 from __future__ import annotations
 
-from slime.utils.arguments.flag import flag, in_group, switch
-from slime.utils.arguments.groups.pending import FAULT_TOLERANCE
+from slime.utils.arguments.flag import flag, in_group, non_negative_int, switch
 
 FLAGS = in_group(
     "Fault tolerance",
     [
-        switch("--use-fault-tolerance", "watch the engines and restart dead ones", pending=FAULT_TOLERANCE),
-        flag("--rollout-health-check-interval", float, 30.0, "seconds between rounds", pending=FAULT_TOLERANCE),
-        flag("--rollout-health-check-timeout", float, 30.0, "seconds per probe", pending=FAULT_TOLERANCE),
+        switch("--use-fault-tolerance", "watch engines and routers, and replace those that die or hang"),
+        flag("--rollout-health-check-interval", float, 30.0, "seconds between rounds of probes"),
+        flag("--rollout-health-check-timeout", float, 30.0, "seconds that an engine has to answer a probe"),
+        flag("--rollout-health-check-first-wait", float, 0.0, "seconds without probes each time generation begins"),
         flag(
-            "--rollout-health-check-first-wait",
-            float,
-            0.0,
-            "seconds of grace each time the engines come back",
-            pending=FAULT_TOLERANCE,
+            "--max-restarts",
+            non_negative_int,
+            0,
+            "how often a run that failed is started again, from its last checkpoint in --save",
         ),
     ],
 )

@@ -27,6 +27,12 @@ FLAGS = in_group(
             pending_choices={"disk": DISAGGREGATED},
         ),
         flag("--update-weight-buffer-size", positive_int, 512 * _MIB, "bytes of one bucket of weights"),
+        flag(
+            "--update-weight-timeout",
+            float,
+            600.0,
+            "seconds that an engine has to load a bucket of weights, or a checkpoint from disk",
+        ),
         flag("--update-weights-interval", positive_int, 1, "sync every N rollouts (asynchronous driver)"),
         flag(
             "--pause-generation-mode",

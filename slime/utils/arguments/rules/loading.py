@@ -98,6 +98,13 @@ def check_saving(context: Context) -> None:
     args = context.args
     context.needs("save_interval", "save")
     context.needs("keep_checkpoints", "save")
+    context.needs("max_restarts", "save_interval")
+    for dest in ("start_rollout_id", "ckpt_step", "no_load_optim", "no_load_rng"):
+        if args.max_restarts and context.given(dest):
+            context.problems.add(
+                f"{context.shown('max_restarts')}: restarts resume from the newest checkpoint, which "
+                f"{context.shown(dest)} prevents"
+            )
     context.needs("use_stateless_adam", "no_save_optim")
     if args.save_hf is not None:
         check_template(context, "save_hf", {"rollout_id": 0})
