@@ -14,6 +14,7 @@ import ray
 
 from slime.backends.sglang_utils.sglang_engine import CONTROL_SECONDS, TRANSFER_SECONDS
 from slime.ray.engine_group import REGISTER_SECONDS, RolloutServer
+from slime.ray.failures import summary
 from slime.ray.router import deregister_worker
 from slime.ray.server_group import ServerGroup
 from slime.ray.utils import get_all
@@ -110,7 +111,7 @@ class EngineRecovery:
             try:
                 get_all([ref], timeout=max(0.0, deadline - time.monotonic()), what="answers of an engine's scheduler")
             except Exception as error:
-                self.retire(engine, first_line(error))
+                self.retire(engine, summary(error))
         return len(self.serving()) < before
 
     def revive_router(self) -> None:
@@ -193,7 +194,9 @@ class EngineRecovery:
         return started
 
     def _give_up(self, place: Place, error: Exception) -> None:
-        logger.error("%s did not start, the run goes on without it until weights are sent again: %s", place, error)
+        logger.error(
+            "%s did not start, the run goes on without it until weights are sent again: %s", place, summary(error)
+        )
         with self._lock:
             self.counts["engine_failed_starts"] += 1
             place.group.num_new_engines = max(1, place.group.num_new_engines - 1)  # trainers must connect anew
@@ -226,10 +229,3 @@ class EngineRecovery:
                 if group.engine(number) == engine:
                     return Place(group, number)
         return None
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, without the traceback that Ray puts before it and the log that an engine puts after it."""
-    cause = getattr(error, "cause", None) or error
-    lines = [line for line in str(cause).splitlines() if line.strip()]
-    return f"{type(cause).__name__}: {lines[0] if lines else 'no message'}"

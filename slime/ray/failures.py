@@ -50,6 +50,11 @@ def describe(error: BaseException) -> str:
     return "\n".join([f"{type(first).__name__}: {message}", *(f"  {note}" for note in notes)])
 
 
+def summary(error: BaseException) -> str:
+    """The first line of `describe`, where the run goes on: without the log that an engine's error carries."""
+    return describe(error).splitlines()[0]
+
+
 def root_cause(error: BaseException) -> Any:
     """The exception inside Ray's task errors, of the innermost task."""
     while isinstance(error, RayTaskError) and isinstance(error.cause, BaseException):

@@ -13,6 +13,7 @@ from slime.backends.megatron_utils.update_weight.errors import WeightUpdateError
 from slime.ray.actor_critic import ActorCriticGroup
 from slime.ray.actor_group import RayTrainGroup
 from slime.ray.cluster import MANAGER_CPUS
+from slime.ray.failures import summary
 from slime.ray.manager_client import ManagerClient
 from slime.ray.placement_group import Placement
 from slime.ray.train_actor import TrainRayActor
@@ -179,7 +180,7 @@ def _replace_and_send(args: Namespace, actor: TrainGroup, manager: ManagerClient
         except WeightUpdateError as error:
             if not left:
                 raise
-            logger.error("the weights are sent again: %s", error)
+            logger.error("the weights are sent again: %s", summary(error))
         else:
             break
     manager.health_monitoring_resume()

@@ -10,7 +10,8 @@ from typing import Any
 
 import ray
 
-from slime.ray.engine_recovery import ACTOR_GRACE_SECONDS, EngineRecovery, first_line
+from slime.ray.engine_recovery import ACTOR_GRACE_SECONDS, EngineRecovery
+from slime.ray.failures import summary
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class RolloutHealthMonitor:
             ray.get(ref)
         except Exception as error:
             if not self._ending.is_set():
-                self._recovery.retire(engine, first_line(error))
+                self._recovery.retire(engine, summary(error))
             self._forget(engine)
 
     def _retire_silent(self) -> None:
