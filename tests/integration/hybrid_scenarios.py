@@ -38,6 +38,8 @@ def scenario_ep2(context: dict[str, str]) -> None:
     check_round_trip(context, "qwen3_next", flags=EP2)
     check_round_trip(context, "qwen3_5_vision", flags=EP2)
     check_round_trip(context, "minimax_m2", flags=EP2)
+    spec = "--spec slime_plugins.models.qwen3_next get_qwen3_next_spec"
+    check_round_trip(context, "qwen3_next", flags=f"{EP2} {spec}")
 
 
 def scenario_stored(context: dict[str, str]) -> None:
