@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 import zlib
 from typing import Any
 
+from slime.utils.http_utils import RETRY_SECONDS
 from slime.utils.types import Sample
 
 SESSION_HEADER = "X-SMG-Routing-Key"
@@ -72,6 +74,13 @@ def response_budget(args: Any, sample: Sample, max_new_tokens: int | None) -> in
     if not budgets:
         raise ValueError("neither --rollout-max-response-len nor --rollout-max-context-len bounds the answers")
     return min(budgets)
+
+
+def retry_limits(args: Any) -> dict[str, Any]:
+    """How long `post` tries again. With fault tolerance it may take as long as new engines take to start."""
+    if not getattr(args, "use_fault_tolerance", False):
+        return {}
+    return {"max_retries": sys.maxsize, "retry_seconds": args.engine_start_timeout + RETRY_SECONDS}
 
 
 def build_payload(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from slime.rollout.engine_request import (
     read_output,
     request_headers,
     response_budget,
+    retry_limits,
     router_url,
     sampling_seed,
 )
@@ -110,7 +111,7 @@ async def generate(args: Namespace, sample: Sample, sampling_params: dict[str, A
 
 async def _request(args: Namespace, sample: Sample, url: str, payload: dict[str, Any]) -> dict[str, Any]:
     try:
-        return await post(url, payload, headers=request_headers(args, sample))
+        return await post(url, payload, headers=request_headers(args, sample), **retry_limits(args))
     except HttpError as error:
         error.add_note(f"while generating {sample.name()}, prompt and answer so far {len(sample.tokens)} tokens")
         raise

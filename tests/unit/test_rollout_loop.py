@@ -14,6 +14,7 @@ import pytest
 
 from slime.rollout import engine_abort, sglang_rollout, sglang_streaming_rollout
 from slime.rollout.base_types import RolloutFnTrainOutput
+from slime.rollout.engine_request import retry_limits
 from slime.rollout.filter_hub.base_types import DynamicFilterOutput
 from slime.rollout.partial_rollout import reset_sample
 from slime.utils.http_utils import close_client
@@ -559,3 +560,10 @@ def test_model_urls() -> None:
     assert sglang_rollout.get_model_url(args, "ref") == "http://1.2.3.4:5/generate"
     with pytest.raises(KeyError, match=r"no model 'reff' is served; there are \['ref'\]"):
         sglang_rollout.get_model_url(args, "reff")
+
+
+def test_requests_wait_for_new_engines_under_fault_tolerance() -> None:
+    """All engines may be gone: what replaces them takes --engine-start-timeout to start."""
+    assert retry_limits(Namespace(use_fault_tolerance=False)) == {}
+    limits = retry_limits(Namespace(use_fault_tolerance=True, engine_start_timeout=600.0))
+    assert limits["retry_seconds"] > 600 and limits["max_retries"] > 600
