@@ -50,9 +50,9 @@ python train.py \
     --rollout-max-response-len 24 --rollout-temperature 1.0 \
     --advantage-estimator grpo \
     --lr 5e-6 --lr-decay-style constant --adam-beta2 0.95 \
-    --use-dynamic-batch-size --max-tokens-per-gpu 1024 --log-probs-chunk-size 256 \
+    --use-dynamic-batch-size --max-tokens-per-gpu 512 --log-probs-chunk-size 256 \
     --eval-prompt-data heldout "$OUT/data/eval.jsonl" --eval-interval "$NUM_ROLLOUT" --eval-temperature 0 \
-    --sglang-dtype float32 --sglang-context-length 512 --sglang-max-total-tokens 16384 \
+    --sglang-dtype float32 --sglang-context-length 512 --sglang-max-total-tokens 4096 \
     --seed "$SEED" --rollout-seed "$SEED" \
     --save "$OUT/checkpoints" --save-interval "$NUM_ROLLOUT" --keep-checkpoints 1 --save-hf "$OUT/hf" \
     --save-debug-rollout-data "$OUT/rollouts/{rollout_id}.pt" --log-dir "$OUT/log" \

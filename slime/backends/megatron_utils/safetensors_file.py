@@ -6,6 +6,7 @@ length, a JSON header and the raw data: https://github.com/huggingface/safetenso
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 from collections.abc import Sequence
@@ -53,13 +54,18 @@ def write_safetensors(path: Path, tensors: Sequence[tuple[str, Tensor]]) -> int:
     with open(path, "wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in tensors:
-            stream.write(memoryview(raw_bytes(tensor).numpy()))
+            host = tensor.detach().cpu().contiguous()
+            stream.write(_memory(host))
         stream.flush()
         os.fsync(stream.fileno())
     return end
 
 
-def raw_bytes(tensor: Tensor) -> Tensor:
-    """The tensor's data as uint8 on the CPU, shared with it where it lies there contiguously."""
-    host = tensor.detach().cpu().contiguous()
-    return host.reshape(-1).view(torch.uint8) if host.numel() else torch.empty(0, dtype=torch.uint8)
+def _memory(host: Tensor) -> bytes | ctypes.Array[ctypes.c_char]:
+    """A contiguous CPU tensor's data, in place, for as long as the tensor lives.
+
+    Not by `numpy()`: that makes a storage one that can't be resized, and so keeps a trainer's weights from being
+    swapped out.
+    """
+    size = host.numel() * host.element_size()
+    return (ctypes.c_char * size).from_address(host.data_ptr()) if size else b""
