@@ -32,15 +32,19 @@ class EngineControl:
         servers: by model name.
     """
 
-    args: Namespace
-
-    def start_servers(self, pg: Placement) -> None:
-        """Begin to start routers and engines."""
-        self.servers: dict[str, RolloutServer] = start_rollout_servers(self.args, pg)
-        self._lock = ray.remote(Lock).options(num_cpus=0).remote()
+    def __init__(self, args: Namespace, pg: Placement) -> None:
+        self.args = args
+        self.servers: dict[str, RolloutServer] = {}
+        self._pg = pg
+        self._lock: Any = None
         self._targets: WeightTargets | None = None
         self._recoveries: dict[str, EngineRecovery] = {}
         self._monitors: list[RolloutHealthMonitor] = []
+
+    def start_servers(self) -> None:
+        """Begin to start routers and engines."""
+        self.servers = start_rollout_servers(self.args, self._pg)
+        self._lock = ray.remote(Lock).options(num_cpus=0).remote()
 
     def wait_servers(self) -> None:
         """Wait until all engines are ready, and watch them from then on with --use-fault-tolerance."""

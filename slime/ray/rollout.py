@@ -29,19 +29,19 @@ class RolloutManager(EngineControl):
     engines are answered meanwhile (see `EngineControl`)."""
 
     def __init__(self, args: Namespace, pg: Placement) -> None:
-        self.args, self._pg = args, pg
+        super().__init__(args, pg)
         self._train_parallel_config: dict[str, int] = {}
 
     def start(self) -> None:
         """Open the data, start the engines and wait for them; before any other method. Not part of the constructor,
         for an error there reaches the driver as a text only."""
-        args, pg = self.args, self._pg
+        args = self.args
         logging_utils.configure_logger(args, "rollout-manager")
         # The data first: a broken file must end the run before any engine starts.
         self.data_source = load_function(args.data_source_path)(args)
         self.generate_rollout = load_function(args.rollout_function_path)
         self.eval_generate_rollout = load_function(args.eval_function_path)
-        self.start_servers(pg)
+        self.start_servers()
         if not args.debug_train_only:
             start_graders(args)
         self.wait_servers()

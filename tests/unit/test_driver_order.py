@@ -22,6 +22,7 @@ BASE = {
     "offload_rollout": False,
     "rollout_global_dataset": True,
     "update_weights_interval": 1,
+    "use_fault_tolerance": False,
 }
 
 

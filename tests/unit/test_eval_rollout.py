@@ -167,12 +167,13 @@ def test_data_sets_at_once_with_their_own_number_of_answers(args: Namespace, tmp
 
 
 def test_the_manager_writes_the_answers(args: Namespace, tmp_path: Path) -> None:
+    from slime.ray.placement_group import Placement
     from slime.ray.rollout import RolloutManager
 
     data = evaluate(args, FakeEngine(echo))
     args.log_dir, args.save_debug_rollout_data = str(tmp_path / "logs"), None
-    manager = object.__new__(RolloutManager)  # its router and engines have no part in this
-    manager.args, manager.data_source = args, None
+    manager = RolloutManager(args, Placement(None, [], []))  # not started: router and engines have no part in this
+    manager.data_source = None
     manager.eval_generate_rollout = lambda *_, evaluation: RolloutFnEvalOutput(data=data)
     assert manager.eval(7)["eval/e"] == 1.0
     assert len((tmp_path / "logs" / "eval" / "e" / "7.jsonl").read_text().splitlines()) == 6
