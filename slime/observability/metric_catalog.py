@@ -147,6 +147,8 @@ _PERF = (
     Metric("perf/{role-}value_train_time", "the same of the critic"),
     Metric("perf/{role-}ref_model_update_time", "seconds of copying the actor into the reference"),
     Metric("perf/{role-}update_weights_time", "seconds of sending weights to the engines"),
+    Metric("perf/{role-}update_weights_density", "share of the weights' bytes that the last update changed (delta)"),
+    Metric("perf/{role-}update_weights_wire_bytes", "bytes of the last update's files (delta)"),
     Metric("perf/{role-}sleep_time", "seconds of putting the trainer to sleep"),
     Metric("perf/{role-}wake_up_time", "seconds of waking it up"),
     Metric("perf/{role-}save_model_time", "seconds of saving"),

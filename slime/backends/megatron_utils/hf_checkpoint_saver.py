@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import dataclasses
 import json
 import logging
 import shutil
@@ -53,8 +54,31 @@ def save_hf_model_to_path(args: argparse.Namespace, output_dir: str | Path, mode
         logger.info("exported %s", output_dir)
 
 
+@dataclasses.dataclass
+class WrittenPart:
+    """What one process has written of a directory.
+
+    Attributes:
+        names: tensor names by number of the file.
+        size: bytes of tensors.
+        dtypes: elements by training dtype.
+    """
+
+    names: dict[int, list[str]] = dataclasses.field(default_factory=dict)
+    size: int = 0
+    dtypes: collections.Counter[torch.dtype] = dataclasses.field(default_factory=collections.Counter)
+
+    def add(self, other: WrittenPart) -> None:
+        self.names |= other.names
+        self.size += other.size
+        self.dtypes += other.dtypes
+
+
 class HfWriter:
     """Writes a Hugging Face directory, one safetensors file per chunk; it takes its name in `finish`.
+
+    Several processes can write one: the first calls `start` before all others `join`, each writes under numbers of its
+    own, and the first adds their `part`s before it finishes.
 
     Args:
         target: the directory to write.
@@ -67,26 +91,39 @@ class HfWriter:
         self._target = target
         self._hf_checkpoint = hf_checkpoint
         self._staging: Path | None = None
-        self._files: list[list[str]] = []  # tensor names by file
-        self._bytes = 0
-        self._dtypes: collections.Counter[torch.dtype] = collections.Counter()
+        self.part = WrittenPart()
 
-    def write(self, chunk: NamedTensors) -> None:
-        """The next file."""
+    def start(self) -> None:
+        """Make the folder that becomes the directory; what an interrupted write left there is removed."""
+        self._staging = atomic_directory.start_staging(self._target)
+
+    def join(self) -> None:
+        """Write into the folder that another process started."""
+        self._staging = atomic_directory.staging_path(self._target)
+
+    def write(self, chunk: NamedTensors, number: int | None = None) -> None:
+        """The next file, or the one with this number."""
         if self._staging is None:
-            self._staging = atomic_directory.start_staging(self._target)
-        self._bytes += write_safetensors(self._staging / str(len(self._files)), chunk)
-        self._files.append([name for name, _ in chunk])
+            self.start()
+        assert self._staging is not None
+        number = len(self.part.names) if number is None else number
+        self.part.size += write_safetensors(self._staging / str(number), chunk)
+        self.part.names[number] = [name for name, _ in chunk]
         for name, tensor in chunk:
             if tensor.dtype in _TRAINING_DTYPES and not name.endswith(_SCALES):
-                self._dtypes[tensor.dtype] += tensor.numel()
+                self.part.dtypes[tensor.dtype] += tensor.numel()
+
+    def write_text(self, name: str, text: str) -> None:
+        """A file beside the weights."""
+        assert self._staging is not None
+        (self._staging / name).write_text(text)
 
     def copy_kept(self) -> None:
         """Copy what the model does not hold and the checkpoint has: a vision tower, layers that predict ahead."""
         config = read_hf_config(self._hf_checkpoint)
         layers = (config.get("text_config") or config)["num_hidden_layers"]
         family = family_of_checkpoint(self._hf_checkpoint)
-        written = {name for names in self._files for name in names}
+        written = {name for names in self.part.names.values() for name in names}
         predicts_ahead = any(family.is_mtp(name, layers) for name in written)
         reader = SafetensorReader(self._hf_checkpoint)
         chunk, size = [], 0
@@ -107,15 +144,17 @@ class HfWriter:
         if self._staging is None:
             raise ValueError(f"there are no weights to write to {self._target}")
         names = self._file_names()
-        for number, name in enumerate(names):
+        numbers = sorted(self.part.names)
+        for number, name in zip(numbers, names, strict=True):
             (self._staging / str(number)).rename(self._staging / name)
         if len(names) > 1:
-            weight_map = {key: name for keys, name in zip(self._files, names, strict=True) for key in keys}
-            index = {"metadata": {"total_size": self._bytes}, "weight_map": dict(sorted(weight_map.items()))}
+            file_of = zip(numbers, names, strict=True)
+            weight_map = {key: name for number, name in file_of for key in self.part.names[number]}
+            index = {"metadata": {"total_size": self.part.size}, "weight_map": dict(sorted(weight_map.items()))}
             (self._staging / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
         copy_assets(self._hf_checkpoint, self._staging)
         config = read_hf_config(self._hf_checkpoint)
-        for dtype, _ in self._dtypes.most_common(1):
+        for dtype, _ in self.part.dtypes.most_common(1):
             config["torch_dtype" if "torch_dtype" in config else "dtype"] = str(dtype).removeprefix("torch.")
         for key, value in self._config_changes.items():
             config.pop(key, None)
@@ -124,7 +163,7 @@ class HfWriter:
         atomic_directory.publish_directory(self._target)
 
     def _file_names(self) -> list[str]:
-        count = len(self._files)
+        count = len(self.part.names)
         if count == 1:
             return [SINGLE_FILE]
         return [f"model-{number + 1:05d}-of-{count:05d}.safetensors" for number in range(count)]

@@ -55,13 +55,13 @@ def write_safetensors(path: Path, tensors: Sequence[tuple[str, Tensor]]) -> int:
         stream.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in tensors:
             host = tensor.detach().cpu().contiguous()
-            stream.write(_memory(host))
+            stream.write(memory_of(host))
         stream.flush()
         os.fsync(stream.fileno())
     return end
 
 
-def _memory(host: Tensor) -> bytes | ctypes.Array[ctypes.c_char]:
+def memory_of(host: Tensor) -> bytes | ctypes.Array[ctypes.c_char]:
     """A contiguous CPU tensor's data, in place, for as long as the tensor lives.
 
     Not by `numpy()`: that makes a storage one that can't be resized, and so keeps a trainer's weights from being

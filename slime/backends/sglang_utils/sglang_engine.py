@@ -11,7 +11,7 @@ import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime.backends.sglang_utils.control_client import ControlError
 from slime.backends.sglang_utils.server_args import EngineAddress, EngineShape, compute_layers
@@ -22,7 +22,11 @@ from slime.ray.ports import HeldPorts, hold_ports, host_port
 from slime.ray.ray_actor import RayActor
 from slime.ray.router import deregister_worker, register_worker
 from slime.utils import accelerator
+from slime.utils.checkpoint_folder import WeightsId, tensor_places, version_folder
 from slime.utils.host_info import get_host_info
+
+if TYPE_CHECKING:
+    from slime.backends.sglang_utils.local_checkpoint import LocalCheckpoint
 
 logger = logging.getLogger(__name__)
 
@@ -307,11 +311,45 @@ class SGLangEngine(RayActor):
         }
         return self._request("POST", "/update_weights_from_tensor", payload, timeout=self._transfer_seconds)
 
+    def pull_weights(self, target_version: int) -> None:
+        """Bring the weight update of that version to this host; the server does not see it yet.
+
+        It goes from `args.update_weight_disk_dir` to `args.update_weight_local_checkpoint_dir`, or stays where it is
+        and is found whole. SGLang ends when it is told to load files that are not.
+
+        Raises:
+            DamagedCheckpoint, WrongBase, WrongChecksum: naming the file or the tensor.
+            OSError: the disk is full.
+        """
+        source = version_folder(self.args.update_weight_disk_dir, target_version)
+        if self.args.update_weight_local_checkpoint_dir is None:
+            tensor_places(source)
+        else:
+            self._local_checkpoint().pull(source)
+
+    def get_pulled_weights(self) -> WeightsId | None:
+        """Which weights `args.update_weight_local_checkpoint_dir` holds on this host; None: no whole ones."""
+        return self._local_checkpoint().held()
+
+    def _local_checkpoint(self) -> LocalCheckpoint:
+        from slime.backends.sglang_utils.local_checkpoint import LocalCheckpoint
+
+        return LocalCheckpoint(self.args.update_weight_local_checkpoint_dir)
+
     def update_weights_from_disk(
-        self, model_path: str, load_format: str | None = None, weight_version: str | None = None
+        self,
+        model_path: str,
+        load_format: str | None = None,
+        weight_version: str | None = None,
+        flush_cache: bool = True,
     ) -> Any:
         """Load the Hugging Face checkpoint in `model_path`."""
-        payload = {"model_path": model_path, "load_format": load_format, "weight_version": weight_version}
+        payload = {
+            "model_path": model_path,
+            "load_format": load_format,
+            "weight_version": weight_version,
+            "flush_cache": flush_cache,
+        }
         return self._request("POST", "/update_weights_from_disk", payload, timeout=self._transfer_seconds)
 
     def init_weights_update_group(

@@ -20,6 +20,7 @@ from slime.utils.arguments.rules import (
     placement,
     precision,
     run,
+    weight_sync,
 )
 from slime.utils.arguments.rules.context import Context
 
@@ -42,6 +43,7 @@ SLIME_RULES: tuple[Rule, ...] = (
     lora.check_lora,
     placement.check_devices,
     placement.check_driver,
+    weight_sync.check_weight_sync,
     batches.check_batches,
     batches.check_lengths,
     batches.check_prompt_data,

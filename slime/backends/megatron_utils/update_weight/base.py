@@ -31,7 +31,8 @@ class WeightUpdater(abc.ABC):
     """Sends the trainer's weights to the engines. Every rank has one, and every rank calls every method.
 
     An update is: prepare -> pause -> flush -> transfer -> name the version -> continue. The version is named last:
-    weights that are only partly there never bear the new one. A transport says how to prepare and to transfer.
+    weights that are only partly there never bear the new one. A transport says how to prepare and to transfer. When it
+    can't prepare, the engines go on with the weights that they have.
 
     Args:
         model: this rank's model chunks.
@@ -72,8 +73,8 @@ class WeightUpdater(abc.ABC):
         Requests that run meanwhile are treated as --pause-generation-mode says.
 
         Raises:
-            WeightUpdateError: on every rank. The engines stay paused until an update succeeds: no engine goes on with
-                mixed weights.
+            WeightUpdateError: on every rank. Engines that were paused stay so until an update succeeds: none goes on
+                with mixed weights.
         """
         started = time.monotonic()
         self.weight_version += 1
@@ -86,6 +87,7 @@ class WeightUpdater(abc.ABC):
             verify.verify_engines(self.args, self._iterator.chunks(weights), self._engines, self.weight_version)
             self._verified = True
         self._call_engines("continue_generation")
+        self._conclude()
         if dist.get_rank() == 0:
             size, seconds = self._iterator.total_bytes / 1e6, time.monotonic() - started
             logger.info("weights %d: %.1f MB to the engines in %.2f s", self.weight_version, size, seconds)
@@ -97,6 +99,10 @@ class WeightUpdater(abc.ABC):
     @abc.abstractmethod
     def _transfer(self, weights: Mapping[str, Tensor]) -> None:
         """Load the weights into the paused engines."""
+
+    def _conclude(self) -> None:
+        """What can be done once engines generate again."""
+        return
 
     def _pause_engines(self) -> None:
         """Stop generation, and drop the KV cache that the old weights made (unless running requests keep theirs)."""
@@ -122,19 +128,23 @@ class WeightUpdater(abc.ABC):
 
 
 def create_updater(args: Namespace, model: Sequence[torch.nn.Module], weights_getter: WeightsGetter) -> WeightUpdater:
-    """The updater for the run's transport.
+    """The updater for the run's transport."""
+    return _updater_class(args)(args, model, weights_getter)
 
-    Raises:
-        NotImplementedError: a transport that isn't built.
-    """
-    if args.update_weight_transport == "nccl" and args.update_weight_mode == "full":
-        if args.colocate:
-            from slime.backends.megatron_utils.update_weight.from_tensor import UpdateWeightFromTensor
 
-            return UpdateWeightFromTensor(args, model, weights_getter)
-        from slime.backends.megatron_utils.update_weight.from_distributed import UpdateWeightFromDistributed
+def _updater_class(args: Namespace) -> type[WeightUpdater]:
+    if args.update_weight_mode == "delta":
+        from slime.backends.megatron_utils.update_weight.from_disk_delta import UpdateWeightFromDiskDelta
 
-        return UpdateWeightFromDistributed(args, model, weights_getter)
-    raise NotImplementedError(
-        f"--update-weight-transport {args.update_weight_transport}, --update-weight-mode {args.update_weight_mode}"
-    )
+        return UpdateWeightFromDiskDelta
+    if args.update_weight_transport == "disk":
+        from slime.backends.megatron_utils.update_weight.from_disk import UpdateWeightFromDisk
+
+        return UpdateWeightFromDisk
+    if args.colocate:
+        from slime.backends.megatron_utils.update_weight.from_tensor import UpdateWeightFromTensor
+
+        return UpdateWeightFromTensor
+    from slime.backends.megatron_utils.update_weight.from_distributed import UpdateWeightFromDistributed
+
+    return UpdateWeightFromDistributed

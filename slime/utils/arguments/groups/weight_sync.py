@@ -16,7 +16,6 @@ FLAGS = in_group(
             "full",
             "full: every tensor at each sync; delta: changed bytes only",
             choices=("full", "delta"),
-            pending_choices={"delta": DISAGGREGATED},
         ),
         flag(
             "--update-weight-transport",
@@ -24,7 +23,6 @@ FLAGS = in_group(
             "nccl",
             "nccl: collectives (shared memory when colocated); disk: checkpoints in a shared folder",
             choices=("nccl", "disk"),
-            pending_choices={"disk": DISAGGREGATED},
         ),
         flag("--update-weight-buffer-size", positive_int, 512 * _MIB, "bytes of one bucket of weights"),
         flag(
@@ -47,17 +45,14 @@ FLAGS = in_group(
             "end the training actors after each step and rebuild them from --save before the next",
             pending=DISAGGREGATED,
         ),
-        flag("--update-weight-disk-dir", str, None, "shared folder for disk syncs", pending=DISAGGREGATED),
-        switch(
-            "--update-weight-disk-keep-files", "keep full checkpoints that the engines loaded", pending=DISAGGREGATED
-        ),
+        flag("--update-weight-disk-dir", str, None, "shared folder for disk syncs"),
+        switch("--update-weight-disk-keep-files", "keep what the engines have loaded from the shared folder"),
         flag(
             "--update-weight-delta-encoding",
             str,
             "xor",
             "form of a byte delta",
             choices=("xor", "overwrite"),
-            pending=DISAGGREGATED,
         ),
         flag(
             "--update-weight-delta-checksum",
@@ -65,21 +60,18 @@ FLAGS = in_group(
             "xxh3-128",
             "digest of each tensor's new bytes",
             choices=("xxh3-128", "blake3", "adler32"),
-            pending=DISAGGREGATED,
         ),
         flag(
             "--custom-update-weight-post-write-path",
             str,
             None,
             "hook after the files of a disk sync are written",
-            pending=DISAGGREGATED,
         ),
         flag(
             "--update-weight-local-checkpoint-dir",
             str,
             None,
-            "checkpoint on the engine's host that deltas are applied to",
-            pending=DISAGGREGATED,
+            "folder on each engine's host that disk syncs are copied to and deltas applied to; engines load it",
         ),
         switch(
             "--check-weight-update-equal",

@@ -1,0 +1,89 @@
+"""Updates by way of a folder: what trainers write, hosts take and engines are told to load, and all that can fail.
+
+With real servers: test_weights_distributed.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny_hf import make_model
+
+from tests.support.gloo_world import GlooWorld
+
+TP2 = "--tensor-model-parallel-size 2"
+PP2 = "--pipeline-model-parallel-size 2"
+EP2 = "--expert-model-parallel-size 2"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("models")
+    return {name: str(make_model(name, root / name)) for name in ("qwen3", "qwen3_moe")}
+
+
+@pytest.fixture(scope="module")
+def trainers(gloo_world: Callable[[int], GlooWorld]) -> GlooWorld:
+    return gloo_world(2)
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "local"), [("qwen3", TP2, False), ("qwen3_moe", EP2, True)], ids=["dense", "moe_local"]
+)
+def test_engines_load_what_trainers_wrote(
+    trainers: GlooWorld, models: dict[str, str], tmp_path: Path, model: str, flags: str, local: bool
+) -> None:
+    import disk_scenarios
+
+    calls, _ = trainers.run(disk_scenarios.send_full, models[model], str(tmp_path), flags, local)
+    assert calls == [
+        "/pause_generation",
+        "/flush_cache",
+        "/update_weights_from_disk",
+        "/update_weight_version",
+        "/continue_generation",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "encoding"),
+    [("qwen3", PP2, "xor"), ("qwen3_moe", EP2, "overwrite")],
+    ids=["dense_xor", "moe_overwrite"],
+)
+def test_deltas(
+    trainers: GlooWorld, models: dict[str, str], tmp_path: Path, model: str, flags: str, encoding: str
+) -> None:
+    """The first update of a run that resumes brings the loaded weights, not those of --hf-checkpoint; a host without
+    the state before gets all."""
+    import disk_scenarios
+
+    metrics, nothing = trainers.run(disk_scenarios.send_deltas, models[model], str(tmp_path), flags, encoding)
+    assert nothing == [{}] * 5
+    density = [entry["update_weights_density"] for entry in metrics]
+    size = [entry["update_weights_wire_bytes"] for entry in metrics]
+    assert density[0] == density[3] == 1.0 and density[2] == 0.0
+    assert 0 < density[1] < 0.05 and 0 < density[4] < 0.05
+    assert size[2] < size[1] < 0.3 * size[0] and size[4] < 0.3 * size[0]
+
+
+@pytest.mark.parametrize("mode", ["full", "delta"])
+def test_a_full_disk(trainers: GlooWorld, models: dict[str, str], tmp_path: Path, mode: str) -> None:
+    """Every rank has the words of the one that could not write, the engine goes on with what it has, nothing is left
+    in the folder, and the next update brings everything."""
+    import disk_scenarios
+
+    for message, calls in trainers.run(disk_scenarios.fail_to_write, models["qwen3"], str(tmp_path), mode):
+        assert "trainer rank 1: OSError: [Errno 28] No space left on device" in message
+        assert calls == []
+
+
+@pytest.mark.parametrize("mode", ["full", "delta"])
+def test_a_file_that_is_missing(trainers: GlooWorld, models: dict[str, str], tmp_path: Path, mode: str) -> None:
+    import disk_scenarios
+
+    for message, calls in trainers.run(disk_scenarios.lose_a_file, models["qwen3"], str(tmp_path), mode):
+        assert "DamagedCheckpoint" in message and "weight_v000002/model-0000" in message
+        assert "No such file" in message
+        assert calls == []
