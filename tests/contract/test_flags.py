@@ -280,7 +280,7 @@ SCRIPT_FLAGS = """
 
 
 def test_flags_of_run_scripts_parse() -> None:
-    """Issue 2: Megatron-LM's customary names and negations, so that scripts run unchanged."""
+    """Megatron-LM's customary names and negations, so that scripts run unchanged."""
     from slime.utils.arguments.command_line import parse_command_line
 
     values = parse_command_line(SCRIPT_FLAGS.split(), flag_table()).values

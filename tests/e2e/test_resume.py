@@ -33,10 +33,11 @@ def wait_for_checkpoint(folder: Path, iteration: int, timeout: float) -> None:
 
 
 def test_killed_and_resumed_equals_uninterrupted(train_cli: TrainCli, tiny_model_dir: Path, tmp_path: Path) -> None:
-    """Issue 2's gate; C1: the resumed run starts at the rollout after the checkpoint."""
+    """C1: the resumed run starts at the rollout after the checkpoint. L15: it doesn't evaluate before that."""
 
     def flags(**changes: Any) -> list[str]:
         settings = {"num_rollout": 3, "save_interval": 1, "sglang_enable_deterministic_inference": True, **changes}
+        settings |= {"eval_prompt_data": ["held-out", f"{tmp_path / 'prompts.jsonl'}@[0:2]"], "eval_interval": 3}
         return tiny_run(tiny_model_dir, tmp_path, rollout_shuffle=True, **settings)
 
     whole = train_cli.run(*flags(save=tmp_path / "whole"), timeout=RUN_TIMEOUT_S, own_cluster=True).check()
@@ -52,7 +53,8 @@ def test_killed_and_resumed_equals_uninterrupted(train_cli: TrainCli, tiny_model
     resumed = train_cli.run(*flags(save=saved, load=saved, **background), timeout=RUN_TIMEOUT_S, own_cluster=True)
     resumed.check()
 
-    assert set(resumed.series("train/loss")) == {2}
+    assert set(resumed.series("train/loss")) == set(resumed.series("eval/held-out")) == {2}
+    assert set(whole.series("eval/held-out")) == {0, 2}
     for name in SAME:
         assert resumed.series(name)[2] == pytest.approx(whole.series(name)[2], rel=1e-4, abs=1e-7), name
 
@@ -60,3 +62,18 @@ def test_killed_and_resumed_equals_uninterrupted(train_cli: TrainCli, tiny_model
     assert (saved / "latest_checkpointed_iteration.txt").read_text() == "2"
     assert [path.name for path in sorted(saved.iterdir()) if path.is_dir()] == ["iter_0000002", "rollout"]
     assert [path.name for path in (saved / "rollout").iterdir()] == ["global_dataset_state_dict_2.pt"]
+
+
+def test_crashed_trainer_and_max_restarts(train_cli: TrainCli, tiny_model_dir: Path, tmp_path: Path) -> None:
+    """The run starts again by itself and goes on after its checkpoint, under the same metrics file."""
+    saved = tmp_path / "saved"
+    settings = {"num_rollout": 3, "save": saved, "save_interval": 1, "max_restarts": 1, "load": saved}
+    run = train_cli.start(*tiny_run(tiny_model_dir, tmp_path, **settings), own_cluster=True)
+    wait_for_checkpoint(saved, 0, RUN_TIMEOUT_S)
+    (trainer,) = [process for process in run.leftovers() if "ray::MegatronTrain" in " ".join(process.cmdline())]
+    trainer.kill()
+    result = run.wait(RUN_TIMEOUT_S).check()
+    run.assert_nothing_left()
+    assert "1 of 1 restarts are left" in result.output
+    assert set(result.series("train/loss")) == {0, 1, 2}
+    assert (saved / "latest_checkpointed_iteration.txt").read_text() == "2"

@@ -121,7 +121,7 @@ def test_reward_types_of_evaluation_sets_are_checked(
     ],
 )
 def test_refused(base: BaseConfig, capsys: pytest.CaptureFixture[str], words: list[str], part: str) -> None:
-    """P1, C6 and the bad input of the issue: one line that names the flag, before anything is started."""
+    """P1, C6: one line that names the flag, before anything is started."""
     assert part in refused(base, capsys, *words)
 
 
