@@ -13,6 +13,7 @@ import pytest
 from slime.ray.train_data import convert_samples_to_train_data, flatten_samples
 from slime.rollout import engine_abort, sglang_rollout
 from slime.rollout.on_policy_distillation import fetch_teacher_log_probs
+from slime.rollout.sglang_streaming_rollout import generate_streaming
 from slime.utils.http_utils import close_client
 from slime.utils.misc import SingletonMeta
 from slime.utils.types import Sample
@@ -118,3 +119,33 @@ def test_partial_answers_go_on_where_they_were(args: Namespace, monkeypatch: pyt
         assert sample.tokens[: len(tokens)] == tokens and sample.response_length == LONG == sample.reward
         assert sample.loss_mask == [0] * length + [1] * (LONG - length)
         assert sample.status is Sample.Status.TRUNCATED and sample.metadata["start_rollout_id"] == 0
+
+
+async def cancelled_when_long(args: Namespace, sample: Sample, params: dict[str, Any]) -> Sample:
+    """A stream that its reader leaves in the middle."""
+    task = asyncio.create_task(generate_streaming(args, sample, params))
+    while sample.response_length < SHORT:
+        await asyncio.sleep(0.005)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return sample
+
+
+def test_streams_give_what_whole_answers_give(args: Namespace) -> None:
+    """Same tokens and log-probs as without streaming; what has come is on the sample when the reader leaves."""
+
+    async def all_three() -> tuple[Sample, Sample, Sample]:
+        params = sglang_rollout.GenerateState(args).sampling_params | {"temperature": 0.0, "max_new_tokens": 24}
+        params["ignore_eos"] = True
+        whole = await sglang_rollout.generate(args, Sample(prompt="1+1=", index=0), params)
+        streamed = await generate_streaming(args, Sample(prompt="1+1=", index=1), params)
+        left = await cancelled_when_long(args, Sample(prompt="1+1=", index=2), {**params, "max_new_tokens": LONG})
+        return whole, streamed, left
+
+    whole, streamed, left = run(all_three())
+    assert streamed.tokens == whole.tokens and streamed.response == whole.response
+    assert streamed.rollout_log_probs == pytest.approx(whole.rollout_log_probs, abs=1e-4)
+    assert streamed.status is whole.status is Sample.Status.TRUNCATED and len(streamed.weight_versions) == 1
+    assert left.status is Sample.Status.ABORTED and SHORT <= left.response_length < LONG
+    assert left.tokens[: len(whole.tokens)] == whole.tokens[: len(left.tokens)]
+    left.check_lengths()
