@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slime_plugins.sglang_cpu.murmur_hash import murmur_hash32
+from slime_plugins.sglang_cpu.shared_expert_gate import fused_gate_sigmoid_mul, fused_gate_sigmoid_mul_add
 
 
 def _no_op(*args: Any, **kwargs: Any) -> None:
@@ -52,6 +53,9 @@ REPLACED: dict[str, Callable[..., Any]] = {
     "sglang.srt.managers.load_snapshot.shm_path_for": _load_file,
     # A Triton kernel on GPUs and an sgl_kernel operator on CPUs; here plain PyTorch, the same hash.
     "sglang.kernels.ops.sampling.murmur_hash.murmur_hash32": murmur_hash32,
+    # Triton kernels.
+    "sglang.kernels.ops.elementwise.elementwise.fused_gate_sigmoid_mul": fused_gate_sigmoid_mul,
+    "sglang.kernels.ops.elementwise.elementwise.fused_gate_sigmoid_mul_add": fused_gate_sigmoid_mul_add,
 }
 
 AFTERWARDS: dict[str, Callable[..., Any]] = {

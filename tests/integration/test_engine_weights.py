@@ -71,6 +71,15 @@ def expected_log_probs(model: Any, prompt: list[int], response: list[int], tempe
     return log_probs.gather(1, torch.tensor(response)[:, None])[:, 0].tolist()
 
 
+@torch.no_grad()
+def greedy(model: Any, prompt: list[int], length: int) -> list[int]:
+    """The likeliest tokens, one after the other."""
+    ids = list(prompt)
+    for _ in range(length):
+        ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
 def send(server: SGLangServer, weights: Weights, version: str, bucket: int = 7) -> None:
     """As `UpdateWeightFromTensor` does, in buckets of `bucket` tensors."""
     call = server.client

@@ -6,6 +6,7 @@ import threading
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from slime.backends.sglang_utils.control_client import ControlClient
 from slime.backends.sglang_utils.server_args import EngineAddress, EngineShape, compute_layers
@@ -69,10 +70,15 @@ class SharedEngine:
             return self._process
 
 
-def start_server(model_dir: Path, log_path: Path, num_gpus: int = 1) -> ServerProcess:
-    """Start a server on `num_gpus` tensor-parallel ranks without waiting for it; `stop` it."""
+def start_server(model_dir: Path, log_path: Path, num_gpus: int = 1, **settings: Any) -> ServerProcess:
+    """Start a server on `num_gpus` tensor-parallel ranks without waiting for it; `stop` it.
+
+    Args:
+        settings: `ServerArgs` fields.
+    """
     device = accelerator.current()
-    args = Namespace(hf_checkpoint=str(model_dir), seed=1, offload_rollout=False)
+    flags = {f"sglang_{name}": value for name, value in settings.items()}
+    args = Namespace(hf_checkpoint=str(model_dir), seed=1, offload_rollout=False, **flags)
     address = EngineAddress("127.0.0.1", get_free_port(), get_free_port())
     layers = compute_layers(args, 0, EngineShape(num_gpus=num_gpus), address, device.engine_server_args())
     return ServerProcess(layers, device.engine_env(), log_path)

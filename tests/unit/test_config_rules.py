@@ -257,6 +257,10 @@ def test_mixture_of_experts(base: BaseConfig, capsys: pytest.CaptureFixture[str]
     args = base.parse("--ffn-hidden-size", "777", "--moe-layer-freq", "([1]*4)")  # there is no dense layer
     assert (args.num_experts, args.moe_router_topk, args.moe_ffn_hidden_size) == (8, 2, 32)
     assert not args.moe_router_pre_softmax
+    base.write_model_config({**HF_CONFIG, **experts, "model_type": "qwen3_moe", "mlp_only_layers": [1]})
+    assert "has mlp_only_layers [1], but SGLang serves every layer" in refused(base, capsys)
+    assert base.parse("--debug-train-only").num_experts == 8
+    base.write_model_config({**HF_CONFIG, **experts, "model_type": "qwen3_moe", "decoder_sparse_step": 1})
     two = ("--actor-num-gpus-per-node", "2", "--tensor-model-parallel-size", "2")
     assert "need --sequence-parallel" in refused(base, capsys, *two)
     text = refused(base, capsys, *two, "--sequence-parallel", "--expert-tensor-parallel-size", "1")

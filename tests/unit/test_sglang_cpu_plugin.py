@@ -10,6 +10,7 @@ import torch
 
 from slime_plugins import sglang_cpu
 from slime_plugins.sglang_cpu.murmur_hash import murmur_hash32
+from slime_plugins.sglang_cpu.shared_expert_gate import fused_gate_sigmoid_mul_add
 
 
 @pytest.mark.parametrize("platform", [None, "", "cuda", "other_plugin"])
@@ -75,3 +76,12 @@ def test_hash_equals_the_reference() -> None:
         for seed, position in zip(seeds, positions, strict=True)
     ]
     assert found.to(torch.int64).tolist() == expected
+
+
+def test_gate_of_a_shared_expert() -> None:
+    """sigmoid(x . w) x shared, added in place, against float64."""
+    hidden, shared, total = (torch.randn(3, 8, dtype=torch.bfloat16) for _ in range(3))
+    weight, before = torch.randn(8, dtype=torch.bfloat16), total.double()
+    fused_gate_sigmoid_mul_add(hidden, weight, shared, total)
+    gate = torch.sigmoid(hidden.double() @ weight.double())[:, None]
+    torch.testing.assert_close(total.double(), before + gate * shared.double(), rtol=2e-2, atol=2e-2)

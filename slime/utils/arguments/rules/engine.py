@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 from slime.utils.arguments.rules.context import Context
+from slime.utils.arguments.rules.loading import is_hf_checkpoint, read_hf_config
 
 # SGLang's short attribute -> the long spelling that older scripts read
 _LONG_NAMES = {
@@ -13,6 +14,7 @@ _LONG_NAMES = {
     "sglang_pp_size": "sglang_pipeline_parallel_size",
     "sglang_ep_size": "sglang_expert_parallel_size",
 }
+_EXPERTS_IN_EVERY_LAYER = ("qwen2_moe", "qwen3_moe", "qwen3_next")
 
 
 def resolve_engine(context: Context) -> None:
@@ -46,6 +48,7 @@ def check_engine(context: Context) -> None:
         for second in pools[position + 1 :]:
             context.exclusive(first, second)
     _check_router(context)
+    _check_dense_layers(context)
 
 
 def _check_router(context: Context) -> None:
@@ -64,3 +67,19 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def _check_dense_layers(context: Context) -> None:
+    """Mixed models that SGLang 0.5.23 would serve wrongly, without a word: it builds experts in every layer."""
+    folder = context.args.hf_checkpoint
+    if not is_hf_checkpoint(folder):
+        return
+    config = read_hf_config(folder)
+    if config.get("model_type") not in _EXPERTS_IN_EVERY_LAYER:
+        return
+    for name, published in (("mlp_only_layers", []), ("decoder_sparse_step", 1)):
+        if config.get(name, published) != published:
+            context.problems.add(
+                f"{folder}/config.json has {name} {config[name]}, but SGLang serves every layer of "
+                f"{config['model_type']} as one with experts"
+            )
