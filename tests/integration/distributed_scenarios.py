@@ -14,9 +14,9 @@ from megatron.core import parallel_state as mpu
 from megatron_tiny import init_layout, make_args
 
 from slime.backends.megatron_utils.optimizer import initialize_model_and_optimizer
+from slime.backends.megatron_utils.update_weight.base import create_updater
 from slime.backends.megatron_utils.update_weight.common import named_params_and_buffers
 from slime.backends.megatron_utils.update_weight.engine_calls import WeightUpdateError
-from slime.backends.megatron_utils.update_weight.from_distributed import UpdateWeightFromDistributed
 from slime.backends.megatron_utils.weights_backuper import WeightsBackuper
 from slime.backends.sglang_utils.control_client import ControlClient
 from slime.utils.distributed_utils import init_gloo_group
@@ -25,26 +25,39 @@ NAMESPACE = "distributed-weights"
 
 
 class Trainer:
-    """One rank: a tiny model whose weights `change`, and the updater that sends them."""
+    """One rank: a tiny model whose weights change, and the updater of a route (broadcast, disk, delta)."""
 
-    def __init__(self, context: dict[str, Any], model: str, flags: str, engines: list[str]) -> None:
+    def __init__(
+        self, context: dict[str, Any], model: str, flags: str, engines: list[str], route: str = "broadcast"
+    ) -> None:
         if not ray.is_initialized():
             ray.init(address=context["address"], namespace=NAMESPACE, log_to_driver=False)
         source = Path(context[model])
         self.args = make_args(
-            source, flags=flags, check_weight_update_equal=True, log_dir=context["out"], offload_train=False
+            source,
+            flags=flags,
+            check_weight_update_equal=True,
+            log_dir=context["out"],
+            offload_train=False,
+            colocate=False,
+            update_weight_transport="nccl" if route == "broadcast" else "disk",
+            update_weight_mode="delta" if route == "delta" else "full",
+            update_weight_disk_dir=f"{context['out']}/{route}-shared",
+            update_weight_local_checkpoint_dir=f"{context['out']}/local" if route == "delta" else None,
         )
         self.args.update_weight_buffer_size = 60_000  # about ten buckets
         init_layout(self.args)
         init_gloo_group()
         self.model, *_ = initialize_model_and_optimizer(self.args)
         self._weights = WeightsBackuper(lambda: named_params_and_buffers(self.args, self.model))
-        self.updater = UpdateWeightFromDistributed(self.args, self.model, lambda: self._weights.get("actor"))
+        self.updater: Any = create_updater(self.args, self.model, lambda: self._weights.get("actor"))
         self._sizes = context["sizes"]
         self.connect(engines)
 
     def connect(self, engines: list[str]) -> None:
         self.engines = [ray.get_actor(name) for name in engines]
+        folders = self.args.update_weight_disk_dir, self.args.update_weight_local_checkpoint_dir
+        ray.get([engine.use_folders.remote(*folders) for engine in self.engines])
         counts = [self._sizes[name] for name in engines]
         configs = [{"tp_size": count, "pp_size": 1} for count in counts]
         self.updater.connect_rollout_engines(self.engines, ray.get_actor("lock"), counts, [0] * len(counts), configs)
@@ -77,6 +90,18 @@ def send_twice(context: dict[str, Any], model: str, flags: str, engines: list[st
     return trainer.versions()
 
 
+def send_by_disk(context: dict[str, Any], model: str, flags: str, engines: list[str], route: str) -> list[str]:
+    """Three updates, of which the engines prove that they have them; the engines' version."""
+    trainer = Trainer(context, model, flags, engines, route)
+    densities = []
+    for _ in range(3):
+        trainer.send_changed()
+        densities.append(trainer.updater.pop_metrics().get("update_weights_density"))
+    if route == "delta" and dist.get_rank() == 0:
+        assert densities[0] == 1.0 and all(0 < density < 1 for density in densities[1:]), densities
+    return trainer.versions()
+
+
 def fail_and_repair(context: dict[str, Any], flags: str, engines: list[str], fault: str) -> tuple[str, float]:
     """An update that fails at the first engine, and others that don't; the error and how long it took."""
     trainer = Trainer(context, "dense", flags, engines)
@@ -101,9 +126,9 @@ def fail_and_repair(context: dict[str, Any], flags: str, engines: list[str], fau
     return message, seconds
 
 
-def send_while_generating(context: dict[str, Any], mode: str) -> dict[str, Any]:
+def send_while_generating(context: dict[str, Any], mode: str, route: str) -> dict[str, Any]:
     """The answer of a request that was running when the weights came."""
-    trainer = Trainer(context, "dense", "--tensor-model-parallel-size 2", ["dense"])
+    trainer = Trainer(context, "dense", "--tensor-model-parallel-size 2", ["dense"], route)
     trainer.args.pause_generation_mode, trainer.args.check_weight_update_equal = mode, False
     trainer.send_changed()
     client = ControlClient(context["urls"]["dense"])

@@ -1,4 +1,4 @@
-"""Trainers and engines on different devices: real servers join the trainers' groups and get their weights."""
+"""Trainers and engines on different devices: real servers get their weights by broadcast, disk and delta."""
 
 from __future__ import annotations
 
@@ -93,6 +93,26 @@ def test_engines_have_the_trainers_weights(
 
 
 @pytest.mark.parametrize(
+    ("model", "flags", "engines", "route"),
+    [
+        ("dense", TP2, ["dense", "dense_tp2"], "disk"),
+        ("dense", PP2_UNEVEN, ["dense", "dense_tp2"], "delta"),
+        ("moe", PP2, ["moe"], "disk"),
+        ("moe", EP2, ["moe"], "delta"),
+    ],
+    ids=["disk_tp2", "delta_pp2", "disk_moe_pp2", "delta_moe_ep2"],
+)
+def test_engines_have_the_trainers_weights_by_disk(
+    trainers: GlooWorld, context: dict[str, Any], model: str, flags: str, engines: list[str], route: str
+) -> None:
+    """Bit for bit; with delta two engines share a host's checkpoint."""
+    import distributed_scenarios
+
+    versions = trainers.run(distributed_scenarios.send_by_disk, context, model, flags, engines, route)
+    assert versions == [["3"] * len(engines)] * 2
+
+
+@pytest.mark.parametrize(
     ("fault", "flags", "text"),
     [
         ("refuse", PP2_UNEVEN, "update_weights_from_distributed: status 400: .*must run between begin_weight_update"),
@@ -112,11 +132,15 @@ def test_an_engine_that_does_not_take_weights(
         assert seconds < 15.0
 
 
-@pytest.mark.parametrize("mode", ["retract", "in_place"])
-def test_a_request_goes_on_with_the_new_weights(trainers: GlooWorld, context: dict[str, Any], mode: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "route"), [("retract", "broadcast"), ("in_place", "broadcast"), ("in_place", "disk")]
+)
+def test_a_request_goes_on_with_the_new_weights(
+    trainers: GlooWorld, context: dict[str, Any], mode: str, route: str
+) -> None:
     """It is not cut off, and says which of its tokens which weights made."""
     import distributed_scenarios
 
-    meta, _ = trainers.run(distributed_scenarios.send_while_generating, context, mode)
+    meta, _ = trainers.run(distributed_scenarios.send_while_generating, context, mode, route)
     assert meta["finish_reason"]["type"] == "length" and meta["completion_tokens"] == 400
     assert [part["version"] for part in meta["weight_versions"]] == ["1", "2"], meta

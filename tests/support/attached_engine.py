@@ -10,6 +10,8 @@ from slime.backends.sglang_utils.control_client import ControlClient
 from slime.backends.sglang_utils.server_args import EngineShape
 from slime.backends.sglang_utils.sglang_engine import SGLangEngine
 
+TRANSFER_SECONDS = 120.0
+
 
 class AttachedEngine(SGLangEngine):
     """Speaks to the server at `url`; it neither starts nor ends it."""
@@ -17,10 +19,15 @@ class AttachedEngine(SGLangEngine):
     def __init__(self, url: str, num_gpus: int = 1) -> None:
         self.args = Namespace()
         self.rank = 0
+        self._transfer_seconds = TRANSFER_SECONDS
         self.shape = EngineShape(num_gpus=num_gpus)
         self._client = ControlClient(url)
         self._weight_check = None
         self._fault: str | None = None
+
+    def use_folders(self, shared: str, local: str | None) -> None:
+        """Where updates by disk are."""
+        self.args = Namespace(update_weight_disk_dir=shared, update_weight_local_checkpoint_dir=local)
 
     def fail_next_bucket(self, fault: str) -> None:
         """`refuse`: the server will refuse the next bucket; `hang`: it will not hear of it for some seconds."""
