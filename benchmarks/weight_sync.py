@@ -116,6 +116,8 @@ class Bench:
 
     def measure(self, repeats: int) -> dict[str, list[float]]:
         """Seconds of each; the first round, in which routes set themselves up, does not count."""
+        import ray
+
         steps: dict[str, Callable[[], Any]] = {
             "memcpy": lambda: self._target.copy_(self._source),
             "gloo broadcast": self._broadcast.run,
@@ -128,12 +130,14 @@ class Bench:
         seconds: dict[str, list[float]] = {name: [] for name in steps}
         for _ in range(1 + repeats):
             for name, step in steps.items():
-                if name.startswith("delta"):
+                if (route := name.split()[0]) in self.flags:
+                    ray.get(self.engine.use.remote(self.flags[route]), timeout=60.0)
+                if route == "delta":
                     self._change(float(name.split()[1]) / 100)
                 started = time.perf_counter()
                 step()
                 seconds[name].append(time.perf_counter() - started)
-                if name.startswith("delta"):
+                if route == "delta":
                     self.wire[name] = self.updaters["delta"].pop_metrics()["update_weights_wire_bytes"]
         return {name: times[1:] for name, times in seconds.items()}
 
@@ -170,9 +174,14 @@ def start_engine(args: Namespace) -> Any:
 
     from slime.backends.sglang_utils.sglang_engine import SGLangEngine
 
+    class Engine(SGLangEngine):
+        def use(self, flags: Namespace) -> None:
+            """Be the engine of another route."""
+            self.args = flags
+
     env = {"SLIME_ACCELERATOR": "cpu", "PYTHONPATH": os.getcwd()}
     options: dict[str, Any] = {"num_cpus": 1, "max_concurrency": 8, "runtime_env": {"env_vars": env}}
-    engine = ray.remote(SGLangEngine).options(**options).remote(args, 0, base_gpu_id=0)
+    engine = ray.remote(Engine).options(**options).remote(args, 0, base_gpu_id=0)
     address = ray.get(engine.reserve_address.remote(), timeout=120.0)
     ray.get(engine.init.remote(**address), timeout=args.engine_start_timeout + 60.0)
     return engine

@@ -126,6 +126,7 @@ class ServerGroup:
             self.all_engines[index] = self._create_actor(index)
         firsts = [index for index in new if index % self.nodes_per_engine == 0]
         self.num_new_engines += len(firsts)
+        self._introduce_nodes(firsts)
         dist_ports = _DIST_PORTS if self.nodes_per_engine > 1 else 0
         addresses = get_all(
             [
@@ -146,6 +147,13 @@ class ServerGroup:
             ref = self.all_engines[index].init.remote(**address, **router)
             started.setdefault(index // self.nodes_per_engine, []).append(ref)
         return started
+
+    def _introduce_nodes(self, firsts: Sequence[int]) -> None:
+        """Tell each engine's first actor who the others are."""
+        nodes = {index: self.all_engines[index + 1 : index + self.nodes_per_engine] for index in firsts}
+        refs = [self.all_engines[index].set_other_nodes.remote(others) for index, others in nodes.items() if others]
+        if refs:
+            get_all(refs, timeout=self.args.engine_start_timeout, what="starting the engines' actors")
 
     def _create_actor(self, index: int) -> Any:
         current = accelerator.current()

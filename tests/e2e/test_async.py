@@ -25,7 +25,10 @@ def dumped(folder: Path, rollout_id: int) -> list[dict[str, Any]]:
 def test_stopped_and_resumed_trains_each_prompt_once(
     train_cli: TrainCli, tiny_model_dir: Path, tmp_path: Path
 ) -> None:
-    """L14; the rollout that was already under way when the run was stopped is made again. Ctrl-C leaves no process."""
+    """L14; the rollout that was already under way when the run was stopped is made again. Ctrl-C leaves no process.
+
+    The resumed run sends deltas, the first one of the loaded weights.
+    """
 
     def flags(dumps: Path, **changes: Any) -> list[str]:
         return tiny_run(
@@ -42,9 +45,14 @@ def test_stopped_and_resumed_trains_each_prompt_once(
     stopped = run.wait(60)
     assert stopped.returncode not in (0, -signal.SIGKILL)
     run.assert_nothing_left()
+    delta = {
+        "update_weight_mode": "delta", "update_weight_transport": "disk", "update_weight_disk_dir": tmp_path / "sent",
+        "update_weight_local_checkpoint_dir": tmp_path / "host",
+    }  # fmt: skip
     resumed = train_cli.run(
-        *flags(second, load=tmp_path / "ckpt"), script="train_async.py", timeout=RUN_TIMEOUT_S, own_cluster=True
-    ).check()
+        *flags(second, load=tmp_path / "ckpt", **delta), script="train_async.py", timeout=RUN_TIMEOUT_S,
+        own_cluster=True,
+    ).check()  # fmt: skip
 
     assert {0, 1} <= set(stopped.series("train/loss")) and set(resumed.series("train/loss")) == {2, LAST}
     assert set(resumed.series("train/critic-value_loss")) == {2, LAST}
@@ -55,3 +63,5 @@ def test_stopped_and_resumed_trains_each_prompt_once(
     # each run makes its first two rollouts before it sends weights again; versions count on after a resume
     assert {tuple(sample["weight_versions"]) for sample in before} == {("1",)}
     assert {tuple(sample["weight_versions"]) for sample in after} == {("3",)}
+    assert next(iter(resumed.series("perf/update_weights_density").values())) == 1.0
+    assert all(size > 0 for size in resumed.series("perf/update_weights_wire_bytes").values())

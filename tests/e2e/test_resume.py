@@ -21,6 +21,8 @@ SAME = (
     "train/lr-pg_0",
 )
 
+BY_DISK = {"update_weight_transport": "disk", "check_weight_update_equal": True}
+
 
 def wait_for_checkpoint(folder: Path, iteration: int, timeout: float) -> None:
     """Return once the checkpoint of `iteration` and its data state are complete."""
@@ -33,7 +35,10 @@ def wait_for_checkpoint(folder: Path, iteration: int, timeout: float) -> None:
 
 
 def test_killed_and_resumed_equals_uninterrupted(train_cli: TrainCli, tiny_model_dir: Path, tmp_path: Path) -> None:
-    """C1: the resumed run starts at the rollout after the checkpoint. L15: it doesn't evaluate before that."""
+    """C1: the resumed run starts at the rollout after the checkpoint. L15: it doesn't evaluate before that.
+
+    It sends weights another way than the uninterrupted one.
+    """
 
     def flags(**changes: Any) -> list[str]:
         settings = {"num_rollout": 3, "save_interval": 1, "sglang_enable_deterministic_inference": True, **changes}
@@ -49,14 +54,16 @@ def test_killed_and_resumed_equals_uninterrupted(train_cli: TrainCli, tiny_model
     killed.kill()
     killed.wait(60)
     killed.assert_nothing_left()
-    background = {"async_save": True, "keep_checkpoints": 1}
-    resumed = train_cli.run(*flags(save=saved, load=saved, **background), timeout=RUN_TIMEOUT_S, own_cluster=True)
+    others = {"async_save": True, "keep_checkpoints": 1, **BY_DISK, "update_weight_disk_dir": tmp_path / "weights"}
+    resumed = train_cli.run(*flags(save=saved, load=saved, **others), timeout=RUN_TIMEOUT_S, own_cluster=True)
     resumed.check()
 
     assert set(resumed.series("train/loss")) == set(resumed.series("eval/held-out")) == {2}
     assert set(whole.series("eval/held-out")) == {0, 2}
     for name in SAME:
         assert resumed.series(name)[2] == pytest.approx(whole.series(name)[2], rel=1e-4, abs=1e-7), name
+
+    assert not list((tmp_path / "weights").iterdir()), "what engines have loaded is removed"
 
     # The last save waited for its background write; what it made superfluous is gone.
     assert (saved / "latest_checkpointed_iteration.txt").read_text() == "2"

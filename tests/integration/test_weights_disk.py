@@ -5,12 +5,18 @@ With real servers: test_weights_distributed.py.
 
 from __future__ import annotations
 
+import shutil
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from tiny_hf import make_model
 
+from slime.utils.checkpoint_folder import STATE_FILE, WeightsId, version_folder
+from tests.support.folder_engine import FolderEngine, Handle, results_of
 from tests.support.gloo_world import GlooWorld
 
 TP2 = "--tensor-model-parallel-size 2"
@@ -66,6 +72,26 @@ def test_deltas(
     assert density[0] == density[3] == 1.0 and density[2] == 0.0
     assert 0 < density[1] < 0.05 and 0 < density[4] < 0.05
     assert size[2] < size[1] < 0.3 * size[0] and size[4] < 0.3 * size[0]
+
+
+def test_an_engine_on_two_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both pull; they hold weights together or none."""
+    monkeypatch.setattr("slime.backends.sglang_utils.sglang_engine.get_all", results_of)
+    source = version_folder(tmp_path / "shared", 1)
+    source.mkdir(parents=True)
+    save_file({"a": np.ones(3)}, source / "model.safetensors")
+    (source / STATE_FILE).write_text('{"version": 1, "id": "x"}')
+    hosts = [tmp_path / "first", tmp_path / "second"]
+    first, second = (
+        FolderEngine(Namespace(update_weight_disk_dir=tmp_path / "shared", update_weight_local_checkpoint_dir=host))
+        for host in hosts
+    )
+    first.set_other_nodes([Handle(second)])
+    assert first.get_pulled_weights() is None
+    first.pull_weights(1)
+    assert first.get_pulled_weights() == second.get_pulled_weights() == WeightsId(1, "x")
+    shutil.rmtree(hosts[1])
+    assert first.get_pulled_weights() is None
 
 
 @pytest.mark.parametrize("mode", ["full", "delta"])

@@ -23,6 +23,7 @@ class AttachedEngine(SGLangEngine):
         self.shape = EngineShape(num_gpus=num_gpus)
         self._client = ControlClient(url)
         self._weight_check = None
+        self._other_nodes = []
         self._fault: str | None = None
 
     def use_folders(self, shared: str, local: str | None) -> None:

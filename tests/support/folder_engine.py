@@ -27,6 +27,7 @@ class FolderEngine(SGLangEngine):
         self.rank = 0
         self._transfer_seconds = 60.0
         self.shape = EngineShape(num_gpus=1)
+        self._other_nodes = []
         self.weights: dict[str, torch.Tensor] = {}
         self.version: str | None = None
         self.calls: list[str] = []

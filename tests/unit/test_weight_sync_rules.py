@@ -41,10 +41,6 @@ def test_accepted(base: BaseConfig, words: list[str]) -> None:
         ([*DISK, "--update-weight-delta-encoding", "xor"], "--update-weight-delta-encoding xor needs --update-weight"),
         (["--update-weight-delta-checksum", "adler32"], "checksum adler32 needs --update-weight-mode delta"),
         ([*DISK, "--update-weight-local-checkpoint-dir", "/shared/"], "is also --update-weight-disk-dir"),
-        (
-            [*DELTA, "--rollout-num-gpus", "16", "--rollout-num-gpus-per-engine", "16"],
-            "--rollout-num-gpus-per-engine 16 is more than a node has",
-        ),
     ],
 )
 def test_refused(base: BaseConfig, capsys: pytest.CaptureFixture[str], words: list[str], part: str) -> None:

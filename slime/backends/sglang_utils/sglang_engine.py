@@ -21,6 +21,7 @@ from slime.observability.log_setup import configure_logger
 from slime.ray.ports import HeldPorts, hold_ports, host_port
 from slime.ray.ray_actor import RayActor
 from slime.ray.router import deregister_worker, register_worker
+from slime.ray.utils import get_all
 from slime.utils import accelerator
 from slime.utils.checkpoint_folder import WeightsId, tensor_places, version_folder
 from slime.utils.host_info import get_host_info
@@ -79,6 +80,7 @@ class SGLangEngine(RayActor):
         self._weight_check: WeightCheck | None = None
         self._told_release_frees_nothing = False
         self._asleep: set[str] = set()
+        self._other_nodes: list[Any] = []
 
     # -- start and end ------------------------------------------------------------------------------------------------
 
@@ -312,7 +314,7 @@ class SGLangEngine(RayActor):
         return self._request("POST", "/update_weights_from_tensor", payload, timeout=self._transfer_seconds)
 
     def pull_weights(self, target_version: int) -> None:
-        """Bring the weight update of that version to this host; the server does not see it yet.
+        """Bring the weight update of that version to the engine's hosts; the server does not see it yet.
 
         It goes from `args.update_weight_disk_dir` to `args.update_weight_local_checkpoint_dir`, or stays where it is
         and is found whole. SGLang ends when it is told to load files that are not.
@@ -321,15 +323,28 @@ class SGLangEngine(RayActor):
             DamagedCheckpoint, WrongBase, WrongChecksum: naming the file or the tensor.
             OSError: the disk is full.
         """
+        refs = [engine.pull_weights.remote(target_version) for engine in self._other_nodes]
         source = version_folder(self.args.update_weight_disk_dir, target_version)
         if self.args.update_weight_local_checkpoint_dir is None:
             tensor_places(source)
         else:
             self._local_checkpoint().pull(source)
+        self._await_nodes(refs, "pulling weights to the engine's other hosts")
 
     def get_pulled_weights(self) -> WeightsId | None:
-        """Which weights `args.update_weight_local_checkpoint_dir` holds on this host; None: no whole ones."""
-        return self._local_checkpoint().held()
+        """Which weights `args.update_weight_local_checkpoint_dir` holds on all of the engine's hosts; None: no whole
+        ones, or not the same."""
+        refs = [engine.get_pulled_weights.remote() for engine in self._other_nodes]
+        own = self._local_checkpoint().held()
+        others = self._await_nodes(refs, "asking which weights the engine's other hosts hold")
+        return own if all(held == own for held in others) else None
+
+    def set_other_nodes(self, engines: Sequence[Any]) -> None:
+        """The actors on the engine's other nodes, which pull weights when this one is told to."""
+        self._other_nodes = list(engines)
+
+    def _await_nodes(self, refs: list[Any], what: str) -> list[Any]:
+        return get_all(refs, timeout=self._transfer_seconds, what=what) if refs else []
 
     def _local_checkpoint(self) -> LocalCheckpoint:
         from slime.backends.sglang_utils.local_checkpoint import LocalCheckpoint
@@ -389,9 +404,7 @@ class SGLangEngine(RayActor):
             "weight_version": weight_version,
             "load_format": load_format,
         }
-        return self._request(
-            "POST", "/update_weights_from_distributed", payload, timeout=self.args.update_weight_timeout
-        )
+        return self._request("POST", "/update_weights_from_distributed", payload, timeout=self._transfer_seconds)
 
     def set_weight_version(self, weight_version: str) -> Any:
         """Name the weights that are loaded now; answers carry the name."""

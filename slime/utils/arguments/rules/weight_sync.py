@@ -57,8 +57,3 @@ def _check_local_folder(context: Context) -> None:
             f"{context.shown('update_weight_local_checkpoint_dir')} is also {context.name(dest)}: it is replaced by "
             "weight updates and must be a folder of its own",
         )
-    context.require(
-        args.rollout_num_gpus_per_engine <= args.num_gpus_per_node,
-        f"{context.name('update_weight_local_checkpoint_dir')} serves engines that lie on one host: "
-        f"{context.shown('rollout_num_gpus_per_engine')} is more than a node has",
-    )
