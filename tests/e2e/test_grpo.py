@@ -25,7 +25,13 @@ def test_colocated_grpo_trains_and_reports(
         "log_passrate": True,
     }
     tracking = {"use_tensorboard": True, "tb_project_name": "e2e"}
-    flags = tiny_run(tiny_model_dir, tmp_path, check_weight_update_equal=True, **tracking, **evaluation)
+    profiling = {
+        "use_pytorch_profiler": True,
+        "profile_step_start": 1,
+        "profile_target": ["train_actor", "train_log_probs"],
+    }
+    checks = {"check_weight_update_equal": True, "ci_test": True}
+    flags = tiny_run(tiny_model_dir, tmp_path, **checks, **tracking, **profiling, **evaluation)
     env = {"TENSORBOARD_DIR": str(tmp_path / "tensorboard")}
     result = train_cli.run(*flags, timeout=RUN_TIMEOUT_S, env=env).check()
 
@@ -41,6 +47,8 @@ def test_colocated_grpo_trains_and_reports(
             assert label in line, line
     assert len(list((tmp_path / "tensorboard").iterdir())) == 1
     check_evaluations(result)
+    traces = {path.name for path in (result.log_dir / "profile").iterdir()}
+    assert traces == {f"{target}-rollout1-rank0.json.gz" for target in ("train_actor", "train_log_probs")}
 
 
 def check_evaluations(result: TrainResult) -> None:

@@ -6,6 +6,8 @@ import gc
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
+from slime.backends.megatron_utils.ci_checks import check_steps
+from slime.backends.megatron_utils.profiling import profiled
 from slime.observability.timer import Timer, inverse_timer, timer
 from slime.ray.train_actor import TrainRayActor
 from slime.utils import accelerator
@@ -144,15 +146,20 @@ class MegatronTrainRayActor(TrainRayActor):
             self._saver.advance()
             with timer("data_preprocess"):
                 rollout_data = self._fetch(rollout_data_ref)
-            result: dict[str, Any]
-            if self.role == "critic":
-                history, result = self._critic.train(rollout_id, rollout_data)
-            else:
-                history = self._actor.train(rollout_id, rollout_data, external_data)
-                result = history[-1] if self._is_main_rank else {}
+            with profiled(self.args, "train_overall", rollout_id):
+                history, result = self._train(rollout_id, rollout_data, external_data)
         self._report(rollout_id, rollout_data, history)
         self._sleeper.rest()
         return result
+
+    def _train(
+        self, rollout_id: int, rollout_data: RolloutBatch, external_data: Any
+    ) -> tuple[list[dict[str, float]], dict[str, Any]]:
+        """The metrics of each step, and what `train` returns."""
+        if self.role == "critic":
+            return self._critic.train(rollout_id, rollout_data)
+        history = self._actor.train(rollout_id, rollout_data, external_data)
+        return history, dict(history[-1]) if self._is_main_rank else {}
 
     def _fetch(self, rollout_data_ref: list[Box]) -> RolloutBatch:
         """This data-parallel rank's share of the rollout, on the device."""
@@ -184,6 +191,7 @@ class MegatronTrainRayActor(TrainRayActor):
         if self._is_main_rank:
             for metrics in history:
                 logging_utils.log(self.args, metrics, step_key="train/step")
+            check_steps(self.args, rollout_id, history, self.role)
         sending = {} if self._updater is None else self._updater.pop_metrics()
         train_metric_utils.log_perf_data(rollout_id, self.args, sending, role=self.role)
 

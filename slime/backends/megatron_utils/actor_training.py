@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from slime.backends.megatron_utils.profiling import profiled
 from slime.observability.timer import timer
 from slime.utils.misc import load_function
 from slime.utils.types import RolloutBatch
@@ -122,11 +123,12 @@ class ActorTraining:
             rollout_data["values"] = tensors_to_gpu(external_data["values"])
         self.fill_routing_replay(data_iterator, rollout_data)
         if args.compute_advantages_and_returns:
-            self._add_log_probs(rollout_id, data_iterator, rollout_data)
+            with profiled(args, "train_log_probs", rollout_id):
+                self._add_log_probs(rollout_id, data_iterator, rollout_data)
             add_advantages(args, rollout_data)
         if args.rollout_data_postprocess_path:
             load_function(args.rollout_data_postprocess_path)(args, rollout_id, rollout_data)
-        with timer("actor_train"):
+        with timer("actor_train"), profiled(args, "train_actor", rollout_id):
             history = train(
                 args, rollout_id, self._model, self._optimizer, self._scheduler, data_iterator,
                 rollout_data["num_microbatches"], rollout_data["global_batch_sizes"], replay=self._replay,

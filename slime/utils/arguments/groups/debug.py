@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime.utils.arguments.flag import flag, in_group, positive_int, switch
+from slime.utils.arguments.flag import flag, in_group, non_negative_int, positive_int, switch
 from slime.utils.arguments.groups.pending import DEBUGGING
 
 FLAGS = in_group(
@@ -41,26 +41,27 @@ FLAGS = in_group(
             "what to profile",
             nargs="+",
             choices=("train_overall", "train_actor", "train_log_probs"),
-            pending=DEBUGGING,
         ),
+        switch("--use-pytorch-profiler", "write traces of PyTorch's profiler to {log_dir}/profile"),
+        flag("--profile-step-start", non_negative_int, 10, "first rollout to profile"),
+        flag("--profile-step-end", non_negative_int, 12, "rollout before which profiling ends"),
+        flag("--profile-ranks", non_negative_int, [0], "trainer ranks to profile", nargs="+"),
         flag("--memory-recorder", str, "torch", "snapshot tool", choices=("torch", "memray"), pending=DEBUGGING),
         switch("--record-memory-history", "record memory from the start", pending=DEBUGGING),
-        switch("--ci-test", "internal assertions on", pending=DEBUGGING),
-        switch("--ci-disable-kl-checker", "without the assertions that the first KL is zero", pending=DEBUGGING),
+        switch("--ci-test", "assert what must hold of every training step"),
+        switch("--ci-disable-kl-checker", "without the assertions that the first KL is zero"),
         flag(
             "--ci-train-rollout-logprob-abs-diff-threshold",
             float,
             0.1,
             "largest mean difference between trainer's and engine's log-probs under --ci-test",
-            pending=DEBUGGING,
         ),
         flag(
             "--ci-save-grad-norm",
             str,
             None,
             "write gradient norms: a path with {role}, {rollout_id}, {step_id}",
-            pending=DEBUGGING,
         ),
-        flag("--ci-load-grad-norm", str, None, "compare gradient norms with that file (1 %)", pending=DEBUGGING),
+        flag("--ci-load-grad-norm", str, None, "compare gradient norms with that file (1 %)"),
     ],
 )

@@ -136,6 +136,10 @@ def check_dumps(context: Context) -> None:
     check_template(context, "load_debug_rollout_data", {"rollout_id": 0})
     check_template(context, "load_forge_rollout_data", {"rollout_id": 0})
     check_template(context, "save_debug_train_data", {"rollout_id": 0, "rank": 0})
+    for dest in ("ci_save_grad_norm", "ci_load_grad_norm"):
+        check_template(context, dest, {"role": 0, "rollout_id": 0, "step_id": 0})
+    if "train_overall" in args.profile_target and len(args.profile_target) > 1:
+        context.problems.add("--profile-target train_overall includes the other targets: give it alone, or only them")
 
 
 def check_template(context: Context, dest: str, names: dict[str, int]) -> None:
