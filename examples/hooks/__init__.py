@@ -25,5 +25,6 @@ EXAMPLES = {
     "custom_megatron_before_train_step_hook_path": "examples.hooks.megatron.halve_rate_at_first",
     "custom_model_provider_path": "examples.hooks.megatron.small_model",
     "spec": "examples.hooks.megatron.layers_of_this_device",
+    "slime_router_middleware_paths": "examples.hooks.router.slow_requests",
     "custom_update_weight_post_write_path": "examples.hooks.weights.list_files",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
@@ -11,6 +12,7 @@ import ray
 
 from slime.backends.sglang_utils.sglang_config import ModelConfig, SglangConfig
 from slime.backends.sglang_utils.sglang_engine import CONTROL_SECONDS, TRANSFER_SECONDS
+from slime.ray.external_group import external_deployment, external_groups
 from slime.ray.placement_group import Placement, placement_group_layout
 from slime.ray.router import Router, start_router
 from slime.ray.server_group import ServerGroup
@@ -40,8 +42,14 @@ class RolloutServer:
         self._init_refs = init_refs
 
     @property
+    def _serving_groups(self) -> list[ServerGroup]:
+        """Those whose engines take requests and weights: all but encoders."""
+        return [group for group in self.server_groups if group.config.worker_type != "encoder"]
+
+    @property
     def engines(self) -> list[Any]:
-        return [engine for group in self.server_groups for engine in group.engines]
+        """The engines that take requests, and weights if the model is trained."""
+        return [engine for group in self._serving_groups for engine in group.engines]
 
     @property
     def all_engines(self) -> list[Any]:
@@ -49,7 +57,7 @@ class RolloutServer:
 
     @property
     def num_new_engines(self) -> int:
-        return sum(group.num_new_engines for group in self.server_groups)
+        return sum(group.num_new_engines for group in self._serving_groups)
 
     @num_new_engines.setter
     def num_new_engines(self, value: int) -> None:
@@ -59,16 +67,16 @@ class RolloutServer:
     @property
     def engine_gpu_counts(self) -> list[int]:
         """Devices of each engine."""
-        return [group.num_gpus_per_engine for group in self.server_groups for _ in group.numbers]
+        return [group.num_gpus_per_engine for group in self._serving_groups for _ in group.numbers]
 
     @property
     def engine_gpu_offsets(self) -> list[int]:
         """First device of each engine, counted over all rollout devices."""
-        return [group.gpu_offset_of(number) for group in self.server_groups for number in group.numbers]
+        return [group.gpu_offset_of(number) for group in self._serving_groups for number in group.numbers]
 
     @property
     def engine_parallel_configs(self) -> list[dict[str, Any]]:
-        return [group.parallel_config() for group in self.server_groups for _ in group.numbers]
+        return [group.parallel_config() for group in self._serving_groups for _ in group.numbers]
 
     def wait_ready(self) -> None:
         """Wait until every engine generates and the router sends it requests.
@@ -82,8 +90,7 @@ class RolloutServer:
             limit = self.args.engine_start_timeout + REGISTER_SECONDS
             get_all(self._init_refs, timeout=limit, what="engine starts")
             self._init_refs = []
-            registered = [group for group in self.server_groups if group.config.worker_type != "encoder"]
-            refs = [engine.get_url.remote() for group in registered for engine in group.engines]
+            refs = [engine.get_url.remote() for engine in self.engines]
             urls = get_all(refs, timeout=CONTROL_SECONDS, what="engine URLs")
             self.router.wait_workers(urls, REGISTER_SECONDS)
         except BaseException:
@@ -92,10 +99,10 @@ class RolloutServer:
         logger.info("model %s: %d engines ready behind %s", self.model_name, len(self.engines), self.router.url)
 
     def offload(self) -> None:
-        self._wait((ref for group in self.server_groups for ref in group.offload()), "releasing the engines' memory")
+        self._wait((ref for group in self._serving_groups for ref in group.offload()), "releasing the engines' memory")
 
     def onload(self, tags: Sequence[str] | None = None) -> None:
-        refs = (ref for group in self.server_groups for ref in group.onload(tags))
+        refs = (ref for group in self._serving_groups for ref in group.onload(tags))
         self._wait(refs, "taking back the engines' memory")
 
     def onload_weights(self) -> None:
@@ -136,9 +143,11 @@ class RolloutServer:
 
 
 def start_rollout_servers(args: Namespace, pg: Placement) -> dict[str, RolloutServer]:
-    """Start a router and the engines of every model, without waiting for the engines (`RolloutServer.wait_ready`).
+    """Start a router and the engines of every model, without waiting for the engines (`RolloutServer.wait_ready`);
+    encoders alone are waited for, since other engines are told their addresses.
 
-    Sets `args.sglang_router_ip` and `args.sglang_router_port` (of the first model) and `args.sglang_model_routers`.
+    Sets `args.sglang_router_ip` and `args.sglang_router_port` (of the model that is trained, else the first) and
+    `args.sglang_model_routers`.
 
     Returns:
         The servers by model name, in the order of the configuration; none with --debug-train-only.
@@ -146,31 +155,77 @@ def start_rollout_servers(args: Namespace, pg: Placement) -> dict[str, RolloutSe
     args.sglang_model_routers = {}
     if args.debug_train_only:
         return {}
+    deployment = deployment_of(args)
     servers: dict[str, RolloutServer] = {}
-    rank_offset = gpu_offset = 0
+    offsets = GroupOffset()
     try:
-        for model in SglangConfig.from_args(args).models:
-            router = start_router(args, pd_disaggregation=model.has_pd_disaggregation, force_new=bool(servers))
-            server = RolloutServer(args, model, router, [], [])
-            servers[model.name] = server
-            if not args.sglang_model_routers:
-                args.sglang_router_ip, args.sglang_router_port = router.ip, router.port
+        for model in deployment.models:
+            is_main = model is deployment.main_model
+            router = start_router(
+                args, pd_disaggregation=model.has_pd_disaggregation, force_new=not is_main, model_path=model.model_path
+            )
+            servers[model.name] = server = RolloutServer(args, model, router, [], [])
             args.sglang_model_routers[model.name] = (router.ip, router.port)
-            for config in model.server_groups:
-                if config.worker_type != "placeholder":
-                    group = ServerGroup(
-                        args, pg, config, model.model_path, router, rank_offset, gpu_offset,
-                        needs_offload=_shares_devices(args, gpu_offset),
-                    )  # fmt: skip
-                    server.server_groups.append(group)
-                    server._init_refs += [ref for refs in group.start_engines().values() for ref in refs]
-                    rank_offset += len(group.all_engines)
-                gpu_offset += config.num_gpus
+            server.server_groups, offsets = make_groups(args, pg, model, router, offsets)
+            server._init_refs = _start_groups(args, server.server_groups)
     except BaseException:
         for server in servers.values():
             server.kill()
         raise
+    # Only now: a later router must not be mistaken for one that was given.
+    args.sglang_router_ip, args.sglang_router_port = args.sglang_model_routers[deployment.main_model.name]
     return servers
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupOffset:
+    """Where the next group begins: rank of its first actor, and its first device."""
+
+    rank: int = 0
+    gpu: int = 0
+
+
+def deployment_of(args: Namespace) -> SglangConfig:
+    """The models to serve, external engines included."""
+    return external_deployment(args) if getattr(args, "rollout_external", False) else SglangConfig.from_args(args)
+
+
+def make_groups(
+    args: Namespace, pg: Placement, model: ModelConfig, router: Router, offset: GroupOffset
+) -> tuple[list[ServerGroup], GroupOffset]:
+    """The groups of a model, with no engine started, and where those of the next model begin.
+
+    A placeholder takes devices, but no ranks.
+    """
+    if getattr(args, "rollout_external", False):
+        return list(external_groups(args, pg, router)), offset
+    groups = []
+    for config in model.server_groups:
+        if config.worker_type != "placeholder":
+            group = ServerGroup(
+                args, pg, config, model.model_path, router, offset.rank, offset.gpu,
+                needs_offload=_shares_devices(args, offset.gpu), update_weights=model.update_weights,
+            )  # fmt: skip
+            groups.append(group)
+            offset = dataclasses.replace(offset, rank=offset.rank + len(group.all_engines))
+        offset = dataclasses.replace(offset, gpu=offset.gpu + config.num_gpus)
+    return groups, offset
+
+
+def _start_groups(args: Namespace, groups: list[ServerGroup]) -> list[ray.ObjectRef]:
+    """Start engines, the encoders first; references that are done when the others are ready."""
+    encoders = [group for group in groups if group.config.worker_type == "encoder"]
+    get_all(_start(encoders), timeout=args.engine_start_timeout + REGISTER_SECONDS, what="starts of encoders")
+    refs = [engine.get_url.remote() for group in encoders for engine in group.engines]
+    urls = get_all(refs, timeout=CONTROL_SECONDS, what="URLs of encoders")
+    others = [group for group in groups if group not in encoders]
+    for group in others:
+        group.encoder_urls = urls
+    return _start(others)
+
+
+def _start(groups: list[ServerGroup]) -> list[ray.ObjectRef]:
+    return [ref for group in groups for refs in group.start_engines().values() for ref in refs]
 
 
 def _shares_devices(args: Namespace, gpu_offset: int) -> bool:

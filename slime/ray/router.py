@@ -23,6 +23,7 @@ FIRST_PORT, FIRST_METRICS_PORT = 3000, 4000
 START_SECONDS = 60.0
 REQUEST_SECONDS = 10.0
 _POLL_SECONDS = 0.05
+SGLANG_ROUTER, SLIME_ROUTER = "slime.ray.router_process", "slime.router.process"
 _PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy")
 
 
@@ -135,10 +136,15 @@ def deregister_worker(router_url: str, worker_url: str) -> None:
         logger.warning("could not take %s out of the router: %s", worker_url, error)
 
 
-def start_router(args: Namespace, *, pd_disaggregation: bool = False, force_new: bool = False) -> Router:
-    """The router for a model's engines, once it answers.
+def start_router(
+    args: Namespace, *, pd_disaggregation: bool = False, force_new: bool = False, model_path: str = ""
+) -> Router:
+    """The router for a model's engines, once it answers: sglang-router, or slime's own with --use-slime-router.
 
     With --sglang-router-ip the running one is used, unless `force_new` asks for another (a second model's).
+
+    Args:
+        model_path: the folder with the model's tokenizer, for slime's own router.
 
     Raises:
         OSError: --sglang-router-port is in use.
@@ -147,23 +153,28 @@ def start_router(args: Namespace, *, pd_disaggregation: bool = False, force_new:
     if args.sglang_router_ip is not None and not force_new:
         router = Router(args.sglang_router_ip, args.sglang_router_port)
     else:
-        router = _launch(args, pd_disaggregation, None if force_new else args.sglang_router_port)
+        port = None if force_new else args.sglang_router_port
+        router = _launch(args, pd_disaggregation, port, model_path)
     router.wait_ready()
     return router
 
 
-def _launch(args: Namespace, pd_disaggregation: bool, port: int | None) -> Router:
+def _launch(args: Namespace, pd_disaggregation: bool, port: int | None, model_path: str) -> Router:
     host = get_host_info()[1]
     held = hold_ports(1, FIRST_PORT) if port is None else hold_port(port, "--sglang-router-port")
     with held, hold_ports(1, FIRST_METRICS_PORT) as metrics:
-        settings = router_settings(args, host, held, metrics, pd_disaggregation)
+        settings: dict[str, Any]
+        if getattr(args, "use_slime_router", False):
+            module, settings = SLIME_ROUTER, slime_router_settings(args, host, held, model_path)
+        else:
+            module, settings = SGLANG_ROUTER, router_settings(args, host, held, metrics, pd_disaggregation)
         log_path = Path(args.log_dir) / f"router-{held.ports[0]}.log"
         log_path.parent.mkdir(parents=True, exist_ok=True)
         settings_path = log_path.with_suffix(".json")
         settings_path.write_text(json.dumps(settings, indent=1))
         # A proxy would capture the requests to the engines.
         env = {name: value for name, value in os.environ.items() if name.lower() not in _PROXY_VARIABLES}
-        command = [sys.executable, "-m", "slime.ray.router_process", str(settings_path)]
+        command = [sys.executable, "-m", module, str(settings_path)]
         router = Router(host, held.ports[0], lambda: spawn_guarded(command, env, log_path))
         try:
             router.wait_ready()
@@ -191,3 +202,14 @@ def router_settings(
         "disable_circuit_breaker": True,
     }
     return {"flags": flags, "owned": owned}
+
+
+def slime_router_settings(args: Namespace, host: str, held: HeldPorts, model_path: str) -> dict[str, Any]:
+    """What the process of slime's own router is told."""
+    return {
+        "host": host,
+        "port": held.ports[0],
+        "request_timeout_secs": args.sglang_router_request_timeout_secs,
+        "model_path": model_path,
+        "middlewares": args.slime_router_middleware_paths or [],
+    }

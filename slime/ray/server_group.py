@@ -33,6 +33,8 @@ class ServerGroup:
         rank_offset: rank of the first engine actor of this group among all of the run.
         gpu_offset: its first device in `pg`.
         needs_offload: its devices are shared with trainers.
+        update_weights: trained weights are sent to it.
+        encoder_urls: encoder engines that it takes encoded images from.
         all_engines: actors, one per node of each engine; None where one is to be started.
         num_new_engines: engines that trainers have to connect to, because they were started since.
     """
@@ -45,6 +47,8 @@ class ServerGroup:
     rank_offset: int
     gpu_offset: int
     needs_offload: bool
+    update_weights: bool = True
+    encoder_urls: list[str] = dataclasses.field(default_factory=list)
     all_engines: list[Any] = dataclasses.field(default_factory=list)
     num_new_engines: int = 0
 
@@ -157,10 +161,6 @@ class ServerGroup:
 
     def _create_actor(self, index: int) -> Any:
         current = accelerator.current()
-        slot = self.gpu_offset + index * self.gpus_per_engine_on_node
-        overrides = {"model_path": self.model_path, **self.config.overrides}
-        if not self.needs_offload:
-            overrides["enable_memory_saver"] = False
         env = {**current.noset_visible_devices_env(), "SLIME_ACCELERATOR": current.name, "RAY_USE_UVLOOP": "0"}
         return (
             ray.remote(SGLangEngine)
@@ -170,21 +170,38 @@ class ServerGroup:
                 runtime_env={"env_vars": env},
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     self.pg.pg,
-                    placement_group_bundle_index=self.pg.bundle_order[slot],
+                    placement_group_bundle_index=self.pg.bundle_order[self._slot(index)],
                     placement_group_capture_child_tasks=True,
                 ),
             )
-            .remote(
-                self.args,
-                rank=self.rank_offset + index,
-                worker_type=self.config.worker_type,
-                base_gpu_id=self.pg.device_ids[slot],
-                sglang_overrides=overrides,
-                num_gpus_per_engine=self.num_gpus_per_engine,
-                nnodes=self.nodes_per_engine,
-                node_rank=index % self.nodes_per_engine,
-            )
+            .remote(self.args, **self.actor_settings(index))
         )
+
+    def actor_settings(self, index: int) -> dict[str, Any]:
+        """What an actor is told, by its number in the group. Its place in the engine is counted within the group:
+        ranks of the run begin anywhere."""
+        return {
+            "rank": self.rank_offset + index,
+            "worker_type": self.config.worker_type,
+            "base_gpu_id": self.pg.device_ids[self._slot(index)],
+            "sglang_overrides": self._overrides(),
+            "num_gpus_per_engine": self.num_gpus_per_engine,
+            "nnodes": self.nodes_per_engine,
+            "node_rank": index % self.nodes_per_engine,
+        }
+
+    def _slot(self, index: int) -> int:
+        """The first device of an actor, counted over all rollout devices."""
+        return self.gpu_offset + index * self.gpus_per_engine_on_node
+
+    def _overrides(self) -> dict[str, Any]:
+        overrides: dict[str, Any] = {"model_path": self.model_path}
+        if self.encoder_urls and self.config.worker_type in ("regular", "prefill"):
+            overrides |= {"language_only": True, "encoder_urls": self.encoder_urls}
+        if self.needs_offload and not self.update_weights:
+            overrides["enable_weights_cpu_backup"] = True  # nobody sends them again after they were released
+        overrides |= self.config.overrides
+        return overrides if self.needs_offload else {**overrides, "enable_memory_saver": False}
 
     def offload(self) -> list[ray.ObjectRef]:
         """Start releasing the engines' memory, where trainers need the room."""

@@ -1,7 +1,8 @@
 """Where a generate request goes: to the router, or past it to an engine.
 
 sglang-router 0.3.2 takes requests apart and drops fields that it doesn't know, `return_routed_experts` among them. So
-with --use-rollout-routing-replay requests go to the engines that the router knows, and are shared out here.
+with --use-rollout-routing-replay requests go to the engines that the router knows, and are shared out here. slime's
+own router passes them on whole.
 """
 
 from __future__ import annotations
@@ -45,6 +46,6 @@ class EngineList:
 
 async def generate_url(args: Any, engines: EngineList, sample: Sample) -> str:
     """URL for the sample's generate request."""
-    if not getattr(args, "use_rollout_routing_replay", False):
+    if getattr(args, "use_slime_router", False) or not getattr(args, "use_rollout_routing_replay", False):
         return router_url((args.sglang_router_ip, args.sglang_router_port), "/generate")
     return f"{await engines.choose(args, sample.session_id)}/generate"

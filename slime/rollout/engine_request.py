@@ -104,8 +104,9 @@ def build_payload(args: Any, sample: Sample, sampling_params: dict[str, Any]) ->
 
 
 def request_headers(args: Any, sample: Sample) -> dict[str, str] | None:
-    """Keeps a session on one engine where the router's policy can."""
-    if sample.session_id and getattr(args, "router_policy", None) in SESSION_POLICIES:
+    """Keeps a session on one engine where the router's policy can, as slime's own router does."""
+    sticky = getattr(args, "use_slime_router", False) or getattr(args, "router_policy", None) in SESSION_POLICIES
+    if sample.session_id and sticky:
         return {SESSION_HEADER: sample.session_id}
     return None
 

@@ -169,4 +169,7 @@ def _retry_after(headers: CIMultiDictProxy[str]) -> float | None:
 
 def get_rollout_num_engines(args: Namespace) -> int:
     """How many engines serve the trained model."""
+    counted: int | None = getattr(args, "rollout_num_engines", None)  # where not all engines are alike
+    if counted is not None:
+        return counted
     return (args.rollout_num_gpus or 0) // args.rollout_num_gpus_per_engine

@@ -42,6 +42,7 @@ def custom_megatron_before_log_prob_hook_path(args, model_chunks, store_prefix):
 def custom_megatron_before_train_step_hook_path(args, rollout_id, step_id, model, optimizer, opt_param_scheduler): ...
 def custom_model_provider_path(pre_process, post_process, vp_stage=None): ...
 def spec(args, config, vp_stage): ...
+async def slime_router_middleware_paths(request, handler): ...
 def custom_update_weight_post_write_path(args, version_dir, rollout_engines): ...
 
 
@@ -102,7 +103,7 @@ def test_every_path_flag_is_a_hook() -> None:
         for entry in flag_table()
         if entry.dest.endswith("_path") and not entry.is_switch and not entry.group.startswith("SGLang")
     }
-    assert paths - not_hooks == set(HOOK) - {"spec"}
+    assert paths - not_hooks == set(HOOK) - {"spec", "slime_router_middleware_paths"}
 
 
 def test_spec_is_a_layer_spec_or_a_provider() -> None:

@@ -17,10 +17,14 @@ from typing import Any
 import psutil
 import pytest
 
-from slime.backends.sglang_utils.control_client import ControlError
+from slime.backends.sglang_utils.control_client import ControlClient, ControlError
 from slime.ray.ports import hold_ports, host_port
 from slime.ray.router import Router, RouterError, deregister_worker, register_worker, start_router
+from slime.rollout.engine_request import request_headers
 from slime.utils.http_utils import close_client, post
+from slime.utils.types import Sample
+
+SLIME_ROUTER = {"use_slime_router": True, "slime_router_middleware_paths": None}
 
 
 class Worker:
@@ -206,6 +210,55 @@ def test_an_ipv6_address_is_bracketed(tmp_path: Path, monkeypatch: pytest.Monkey
     router = start_router(arguments(tmp_path))
     try:
         assert router.url == f"http://{host_port('::1', router.port)}"
+        assert router.workers() == []
+    finally:
+        router.stop()
+
+
+@pytest.mark.parametrize(
+    "chosen", [{"router_policy": "manual"}, {"router_policy": "consistent_hashing"}, SLIME_ROUTER]
+)
+def test_a_session_stays_on_one_engine(
+    tmp_path: Path, workers: Callable[[int], list[Worker]], chosen: dict[str, Any]
+) -> None:
+    """L18: the same session ×5 over three engines goes to one; eight sessions go to more than one."""
+    args = arguments(tmp_path, **chosen)
+    router = start_router(args)
+
+    async def send(session: str) -> str:
+        headers = request_headers(args, Sample(session_id=session))
+        return (await post(f"{router.url}/generate", {"input_ids": [1]}, headers=headers))["from"]
+
+    async def run() -> list[set[str]]:
+        answers = [{await send(f"session-{number}") for _ in range(5)} for number in range(8)]
+        await close_client()
+        return answers
+
+    try:
+        register(router, workers(3))
+        answers = asyncio.run(run())
+        assert all(len(engines) == 1 for engines in answers)
+        assert len(set.union(*answers)) > 1
+    finally:
+        router.stop()
+
+
+def test_slimes_own_router_passes_bodies_on_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: Callable[[int], list[Worker]]
+) -> None:
+    """In its own process, at an IPv6 address (P11), and started again by the owner of its object after its death."""
+    monkeypatch.setenv("SLIME_HOST_IP", "::1")
+    router = start_router(arguments(tmp_path, **SLIME_ROUTER))
+    try:
+        register(router, two := workers(2))
+        generate(router, 4)
+        payload = {"input_ids": [1], "return_routed_experts": True, "custom": {"a": 1}}
+        assert ControlClient(router.url).post("/generate", payload, timeout=30)["from"] in {w.url for w in two}
+        assert payload in two[0].bodies + two[1].bodies
+        assert sorted(len(worker.bodies) for worker in two) == [2, 3]
+        router.stop()
+        assert router.has_ended
+        router.restart()
         assert router.workers() == []
     finally:
         router.stop()

@@ -169,4 +169,7 @@ def _fixed(
         fixed["disaggregation_mode"] = shape.worker_type
     if shape.worker_type == "prefill":
         fixed["disaggregation_bootstrap_port"] = address.bootstrap_port
+        fixed["load_balance_method"] = "follow_bootstrap_room"  # where the decode engine looks for the KV cache
+    if shape.worker_type == "encoder":
+        fixed["encoder_only"] = True
     return fixed

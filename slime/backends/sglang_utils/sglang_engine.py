@@ -158,7 +158,7 @@ class SGLangEngine(RayActor):
         if self.shape.worker_type == "encoder":
             return
         self._router_url = f"http://{router_ip}:{router_port}"
-        worker: dict[str, Any] = {"url": self._started_server().url, "worker_type": self.shape.worker_type}
+        worker: dict[str, Any] = {"url": self.get_url(), "worker_type": self.shape.worker_type}
         if self.shape.worker_type == "prefill":
             worker["bootstrap_port"] = self._bootstrap_port
         register_worker(self._router_url, worker)

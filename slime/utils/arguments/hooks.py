@@ -194,6 +194,13 @@ HOOKS: tuple[Hook, ...] = (
         ("args", "config", "vp_stage"),
     ),
     Hook(
+        "slime_router_middleware_paths",
+        "async fn(request, handler) -> response (aiohttp.web)",
+        "on every request to slime's own router (--use-slime-router), in its process; `handler(request)` goes on",
+        ("request", "handler"),
+        is_async=True,
+    ),
+    Hook(
         "custom_update_weight_post_write_path",
         "fn(args, version_dir, rollout_engines) -> None",
         "on every trainer, after the files of a weight sync by disk are written",

@@ -20,6 +20,7 @@ from slime.utils.arguments.rules import (
     placement,
     precision,
     run,
+    topology,
     weight_sync,
 )
 from slime.utils.arguments.rules.context import Context
@@ -29,7 +30,10 @@ Rule = Callable[[Context], None]
 SLIME_RULES: tuple[Rule, ...] = (
     pending.check_pending,
     placement.resolve_modes,
+    topology.resolve_external_engines,
     placement.resolve_devices,
+    topology.resolve_deployment,
+    placement.require_devices,
     placement.resolve_offload,
     loading.resolve_loading,
     loading.resolve_dumps,
@@ -42,6 +46,7 @@ SLIME_RULES: tuple[Rule, ...] = (
     loading.check_dumps,
     lora.check_lora,
     placement.check_devices,
+    topology.check_deployment,
     placement.check_driver,
     weight_sync.check_weight_sync,
     batches.check_batches,

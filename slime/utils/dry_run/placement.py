@@ -30,14 +30,14 @@ def plan_placement(args: Namespace) -> list[Device]:
 
     total, offset = placement_group_layout(args)
     trainers = 0 if args.debug_rollout_only else args.actor_num_nodes * args.actor_num_gpus_per_node
-    served = 0 if args.debug_train_only or args.rollout_external else args.rollout_num_gpus or 0
+    engines = [] if args.debug_train_only or args.rollout_external else _engine_parts(args)
     return [
         Device(
             bundle,
             node=bundle // args.num_gpus_per_node,
             device=bundle % args.num_gpus_per_node,
             trainer=rank_coordinates(args, bundle) if bundle < trainers else None,
-            engine=_engine_part(args, bundle - offset) if 0 <= bundle - offset < served else None,
+            engine=engines[bundle - offset] if 0 <= bundle - offset < len(engines) else None,
             has_critic=args.use_critic and bundle < trainers,
         )
         for bundle in range(total)
@@ -61,6 +61,18 @@ def rank_coordinates(args: Namespace, rank: int) -> dict[str, int]:
     return coordinates
 
 
-def _engine_part(args: Namespace, position: int) -> dict[str, int]:
-    engine, rank = divmod(position, args.rollout_num_gpus_per_engine)
-    return {"engine": engine, "rank": rank}
+def _engine_parts(args: Namespace) -> list[dict[str, int] | None]:
+    """The engine on each rollout device; None on those of a placeholder."""
+    from slime.backends.sglang_utils.sglang_config import SglangConfig
+
+    parts: list[dict[str, int] | None] = []
+    count = 0
+    for model in SglangConfig.from_args(args).models:
+        for group in model.server_groups:
+            if group.worker_type == "placeholder":
+                parts += [None] * group.num_gpus
+                continue
+            for _ in range(group.num_engines):
+                parts += [{"engine": count, "rank": rank} for rank in range(group.num_gpus_per_engine)]
+                count += 1
+    return parts

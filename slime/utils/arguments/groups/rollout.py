@@ -89,9 +89,8 @@ FLAGS = in_group(
             "--rollout-external-engine-addrs",
             str,
             None,
-            "addresses of running SGLang servers to use",
+            "addresses (host:port) of running SGLang servers to use instead of starting engines",
             nargs="+",
-            pending=DISAGGREGATED,
         ),
         flag("--data-pad-size-multiplier", positive_int, 128, "packed tokens are padded to a multiple of it x TP"),
         flag(

@@ -43,10 +43,6 @@ def check_engine(context: Context) -> None:
     fraction = getattr(args, "sglang_mem_fraction_static", None)
     if fraction is not None and not 0 < fraction < 1:
         context.problems.add(f"--sglang-mem-fraction-static {fraction:g} is not between 0 and 1")
-    pools = ("prefill_num_servers", "sglang_config", "rollout_external_engine_addrs")
-    for position, first in enumerate(pools):
-        for second in pools[position + 1 :]:
-            context.exclusive(first, second)
     _check_router(context)
     _check_dense_layers(context)
 

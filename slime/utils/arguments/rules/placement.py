@@ -8,7 +8,6 @@ from slime.utils.arguments.rules.context import Context
 def resolve_modes(context: Context) -> None:
     """The debugging modes and what they switch off."""
     args = context.args
-    args.rollout_external = bool(args.rollout_external_engine_addrs)
     if args.load_debug_rollout_data is not None:
         context.force("debug_train_only", True, context.name("load_debug_rollout_data"))
     context.exclusive("debug_train_only", "debug_rollout_only")
@@ -27,7 +26,11 @@ def resolve_devices(context: Context) -> None:
         context.fill_none("rollout_num_gpus", actor)
     if args.debug_rollout_only:
         args.colocate = False
-    if args.rollout_num_gpus is None and not args.rollout_external:
+
+
+def require_devices(context: Context) -> None:
+    """Engines with devices of their own: how many, must have been said."""
+    if context.args.rollout_num_gpus is None:
         context.problems.add("--rollout-num-gpus is needed: without --colocate, engines have devices of their own")
 
 
@@ -53,7 +56,7 @@ def check_devices(context: Context) -> None:
     if devices is not None and not args.rollout_external and not args.debug_train_only:
         context.require(devices >= 0, f"{context.shown('rollout_num_gpus')} is negative")
         context.require(
-            devices % engine == 0,
+            devices % engine == 0 or args.sglang_config,
             f"{context.shown('rollout_num_gpus')} is not a multiple of {context.shown('rollout_num_gpus_per_engine')}",
         )
     if engine > args.num_gpus_per_node and not args.debug_train_only:

@@ -1,0 +1,89 @@
+"""A run on a server that it has not started, through slime's own router."""
+
+from __future__ import annotations
+
+import asyncio
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from slime.ray.engine_group import RolloutServer, start_rollout_servers
+from slime.ray.placement_group import create_placement_groups
+from slime.rollout.sglang_rollout import get_model_url
+from slime.router.app import SESSION_HEADER
+from slime.router.client import fill_sample
+from slime.utils.http_utils import close_client, post
+from slime.utils.types import Sample
+from tests.support.base_config import BaseConfig
+
+if TYPE_CHECKING:
+    from tests.support.engine import SGLangServer
+
+
+@pytest.fixture
+def args(sglang_server: SGLangServer, tmp_path: Path) -> Namespace:
+    base = BaseConfig(tmp_path)
+    del base.flags["--colocate"]
+    return base.parse(
+        "--rollout-external-engine-addrs", urlsplit(sglang_server.url).netloc, "--use-slime-router",
+        "--debug-rollout-only", "--hf-checkpoint", sglang_server.model_dir, "--log-dir", tmp_path / "logs",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def server(args: Namespace, ray_cluster: str) -> Iterator[RolloutServer]:
+    from ray.util.placement_group import remove_placement_group
+
+    placement = create_placement_groups(args)["rollout"]
+    (started,) = start_rollout_servers(args, placement).values()
+    started.wait_ready()
+    yield started
+    started.shutdown()
+    remove_placement_group(placement.pg)
+
+
+def test_turns_by_text_train_exactly_what_was_sampled(
+    args: Namespace, server: RolloutServer, sglang_server: SGLangServer
+) -> None:
+    """Random bytes are sampled, which make no valid text: to tokenise the text would give other tokens."""
+
+    async def talk() -> tuple[list[dict[str, Any]], Sample, str]:
+        sampling = {"max_new_tokens": 12, "temperature": 1.0, "ignore_eos": True}
+        text, outputs = "1+1=", []
+        for _ in range(3):
+            url, headers = get_model_url(args, "actor"), {SESSION_HEADER: "talk"}
+            outputs.append(await post(url, {"text": text, "sampling_params": sampling}, headers=headers))
+            text += outputs[-1]["text"] + "\nGo on: "
+        sample = await fill_sample(args, Sample(session_id="talk", index=0), text)
+        await close_client()
+        return outputs, sample, text
+
+    outputs, sample, text = asyncio.run(talk())
+    entries = [entry for output in outputs for entry in output["meta_info"]["output_token_logprobs"]]
+    trained = [index for index, mask in enumerate(sample.loss_mask or []) if mask]
+    begin = len(sample.tokens) - sample.response_length
+    assert len(trained) == 36
+    assert [sample.tokens[begin + index] for index in trained] == [token for _, token, _ in entries]
+    assert [(sample.rollout_log_probs or [])[index] for index in trained] == [value for value, _, _ in entries]
+    assert outputs[2]["session"]["prompt_tokens_reused"] > 24
+
+    from slime.utils.processing_utils import load_tokenizer
+
+    tokenizer = load_tokenizer(str(sglang_server.model_dir))
+    assert tokenizer.encode(text, add_special_tokens=False) != sample.tokens
+
+
+def test_the_server_is_not_the_runs(args: Namespace, server: RolloutServer, sglang_server: SGLangServer) -> None:
+    """It has no devices of the run, does not sleep, and outlives the actors that spoke to it."""
+    assert (server.engine_gpu_counts, server.num_new_engines) == ([1], 1)
+    server.offload()
+    server.shutdown()
+    assert server.router.has_ended
+    answer = sglang_server.client.post(
+        "/generate", {"input_ids": [1], "sampling_params": {"max_new_tokens": 1}}, timeout=60
+    )
+    assert answer["meta_info"]["completion_tokens"] == 1
