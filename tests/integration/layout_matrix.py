@@ -17,6 +17,7 @@ import torch.distributed as dist
 from megatron_tiny import MOE_FLAGS, init_layout
 from tiny_hf import VOCAB
 from torch import Tensor
+from vision_tiny import add_images
 
 from slime.utils.dp_schedule import build_dp_schedule
 
@@ -47,7 +48,7 @@ class Case:
         batching: flags of micro-batches, padding and recompute.
         permuted: the samples of each step in another order.
         rollout: "plain", or "half_empty": every second sample has no response, so with two data-parallel ranks and
-            micro-batches in order, one has no response token.
+            micro-batches in order, one has no response token; or "images" (`vision_tiny.add_images`).
         tolerance: largest relative difference; a family with longer sums in float32 has more rounding.
     """
 
@@ -168,7 +169,7 @@ def rank_rollout(args: Namespace, case: Case, model: Sequence[Any]) -> dict[str,
     data["global_batch_sizes"] = schedule.global_batch_sizes
     if case.rollout == "half_empty" and parallel["dp_size"] > 1 and "--micro-batch-size 1" in case.batching:
         assert (sum(data["response_lengths"]) == 0) == (rank % 2 == 1), "the case should have a rank without responses"
-    return prepare_rollout_data(data, torch.device("cpu"))
+    return prepare_rollout_data(data, torch.device("cpu"), takes_images=args.vision_tower != "off")
 
 
 def whole_rollout(kind: str) -> dict[str, list[Any]]:
@@ -180,7 +181,7 @@ def whole_rollout(kind: str) -> dict[str, list[Any]]:
     masks = [(torch.rand(n, generator=generator) > 0.2).int() for _, n in lengths]
     for step in range(STEPS):
         masks[step * BATCH + MASKED].zero_()
-    return {
+    columns = {
         "tokens": [torch.randint(0, VOCAB, (total,), generator=generator) for total, _ in lengths],
         "total_lengths": [total for total, _ in lengths],
         "response_lengths": [n for _, n in lengths],
@@ -188,18 +189,19 @@ def whole_rollout(kind: str) -> dict[str, list[Any]]:
         "rollout_mask_sums": [mask.sum().float() for mask in masks],
         "rewards": torch.randn(len(lengths), generator=generator).tolist(),
     }
+    return add_images(columns) if kind == "images" else columns
 
 
-def save_reference(model: str, rollout: str, model_dir: str, path: str) -> None:
+def save_reference(model: str, rollout: str, model_dir: str, path: str, layout: str = "") -> None:
     """One process, one sample per micro-batch. With all responses every weight must have a gradient to compare."""
-    outcome = run_case(Case(model, rollout=rollout), model_dir)
+    outcome = run_case(Case(model, layout, rollout=rollout), model_dir)
     assert len(outcome.metrics) == len(outcome.gradients) == STEPS
     for gradients in outcome.gradients:
         may_idle = model != "qwen3_moe"  # other routers leave experts of this batch without a token
         for name, gradient in gradients.items():
             if may_idle and ".experts." in name:
                 continue
-            assert rollout != "plain" or gradient.abs().max() > SMALLEST, f"{name}: {gradient.abs().max()}"
+            assert rollout == "half_empty" or gradient.abs().max() > SMALLEST, f"{name}: {gradient.abs().max()}"
     torch.save(outcome, path)
 
 

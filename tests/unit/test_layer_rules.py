@@ -27,6 +27,8 @@ MINIMAX = {
     "rotary_dim": 16,
     "tie_word_embeddings": False,
 }
+SEES = {"model_type": "qwen3_5", "vision_config": {}, "text_config": DELTA_NET}
+IMAGES = '{"image": "images"}'
 
 
 @pytest.fixture
@@ -51,6 +53,14 @@ def test_a_checkpoint_says_what_its_layers_are(base: BaseConfig) -> None:
     args = base.parse()
     assert args.qk_layernorm_over_heads and args.moe_router_enable_expert_bias and args.rotary_percent == 0.5
     assert (args.num_experts, args.moe_ffn_hidden_size, args.moe_router_score_function) == (8, 128, "sigmoid")
+
+
+def test_images_bring_the_vision_tower_along(base: BaseConfig) -> None:
+    base.write_model_config(SEES)
+    assert base.parse().vision_tower == "off"
+    args = base.parse("--multimodal-keys", '{"image": "label"}')
+    assert (args.vision_tower, args.apply_rope_fusion) == ("frozen", False)
+    assert base.parse("--multimodal-keys", '{"image": "label"}', "--vision-tower", "trained").vision_tower == "trained"
 
 
 def test_irregular_layers_are_a_list() -> None:
@@ -78,12 +88,17 @@ def test_irregular_layers_are_a_list() -> None:
             ["--tensor-model-parallel-size", 2, "--actor-num-gpus-per-node", 2],
             "--linear-num-key-heads 1 is not a multiple of --tensor-model-parallel-size 2",
         ),
-        (HF_CONFIG, ["--multimodal-keys", '{"image": "images"}'], "the trainer holds text models"),
+        (HF_CONFIG, ["--multimodal-keys", IMAGES], "the trainer holds a text model"),
         (
             {"model_type": "qwen3_vl", "vision_config": {}, "text_config": HF_CONFIG},
             [],
             "is a qwen3_vl with a vision tower, which has no weight table",
         ),
+        (HF_CONFIG, ["--vision-tower", "frozen"], "--vision-tower frozen needs a --hf-checkpoint of qwen3_5 and"),
+        (SEES, ["--multimodal-keys", IMAGES, "--vision-tower", "off"], "the trainer holds a text model"),
+        (SEES, ["--multimodal-keys", '{"video": "clips"}'], "the trainer takes images, not video"),
+        (SEES, ["--vision-tower", "trained", "--mtp-num-layers", 1], "does not work with --mtp-num-layers"),
+        (SEES, ["--vision-tower", "frozen", "--lora-rank", 4], "does not work with --lora-rank"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(
@@ -97,5 +112,10 @@ def test_samples_with_images_are_not_trained_as_text() -> None:
 
     from slime.backends.megatron_utils.data import prepare_rollout_data
 
+    images, clips = {"pixel_values": 0, "image_grid_thw": 0}, {"pixel_values_videos": 0}
+    assert prepare_rollout_data({"multimodal_train_inputs": [None, images]}, torch.device("cpu"), takes_images=True)
+    for inputs, error in ((clips, "has pixel_values_videos in"), ({"pixel_values": 0}, "lack image_grid_thw")):
+        with pytest.raises(ValueError, match=f"sample 0 of this rank.*{error}"):
+            prepare_rollout_data({"multimodal_train_inputs": [inputs]}, torch.device("cpu"), takes_images=True)
     with pytest.raises(ValueError, match="sample 1 of this rank has multimodal_train_inputs \\(pixel_values\\)"):
         prepare_rollout_data({"multimodal_train_inputs": [None, {"pixel_values": 0}]}, torch.device("cpu"))

@@ -174,7 +174,9 @@ class MegatronTrainRayActor(TrainRayActor):
         lengths: list[list[int]] = [[] for _ in range(dp_size)]
         dist.all_gather_object(lengths, rollout_data["total_lengths"], group=mpu.get_data_parallel_group_gloo())
         Timer().seq_lens = [length for of_rank in lengths for length in of_rank]
-        return prepare_rollout_data(rollout_data, accelerator.current().device())
+        return prepare_rollout_data(
+            rollout_data, accelerator.current().device(), takes_images=self.args.vision_tower != "off"
+        )
 
     def _report(self, rollout_id: int, rollout_data: RolloutBatch, history: list[dict[str, float]]) -> None:
         from slime.observability import logging_utils, train_metric_utils

@@ -135,20 +135,27 @@ def _tensor_parallel_size() -> int:
     return mpu.get_tensor_model_parallel_world_size()
 
 
-def prepare_rollout_data(rollout_data: RolloutBatch, device: torch.device) -> RolloutBatch:
+def prepare_rollout_data(rollout_data: RolloutBatch, device: torch.device, takes_images: bool = False) -> RolloutBatch:
     """Move per-token columns to the device and cut those over responses to this context-parallel rank's tokens.
 
+    Images stay where they are; each micro-batch's go to the device with it.
+
+    Args:
+        takes_images: the model has a vision tower.
+
     Raises:
-        ValueError: a sample has inputs other than text, which the trainer's models don't take.
+        ValueError: a sample has inputs beside text that the model doesn't take.
     """
     from slime.backends.megatron_utils.cp_utils import slice_log_prob_with_cp
+    from slime.backends.megatron_utils.vision.inputs import check_images
 
     for index, inputs in enumerate(rollout_data.get("multimodal_train_inputs") or []):
-        if inputs:
+        if inputs and not takes_images:
             raise ValueError(
-                f"sample {index} of this rank has multimodal_train_inputs ({', '.join(inputs)}): the trainer holds "
-                "text models and would train as if they were not there"
+                f"sample {index} of this rank has multimodal_train_inputs ({', '.join(inputs)}): the trainer holds a "
+                "text model (--vision-tower off) and would train as if they were not there"
             )
+        check_images(index, inputs or {})
     cp = current_context_parallel()
     for key in DEVICE_COLUMNS:
         column = rollout_data.get(key)

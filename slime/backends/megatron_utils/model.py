@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORWARD_KEYS = ("tokens", "total_lengths", "response_lengths")
+FORWARD_KEYS = ("tokens", "total_lengths", "response_lengths", "multimodal_train_inputs")
 TRAIN_KEYS = (
     *FORWARD_KEYS, "loss_masks", "rollout_mask_sums", "log_probs", "ref_log_probs", "rollout_log_probs", "values",
     "advantages", "returns", "opd_reverse_kl", "tis_weight_means",
@@ -101,15 +101,20 @@ def _in_sample_order(
 def _run_chunk(chunk: DDP, batch: dict[str, Any]) -> torch.Tensor:
     """Logits [1, packed length, vocabulary / tensor-parallel size], or hidden states before the last stage.
 
-    Position ids are left out: rotary embeddings take positions from the packed sequences' boundaries.
+    Position ids are left out: rotary embeddings take positions from the packed sequences' boundaries, and those of
+    models that see from their images.
     """
+    from slime.backends.megatron_utils.vision.model import vision_inputs
+
+    model = unwrap_model(chunk)
     return chunk(
         input_ids=batch["tokens"],
         position_ids=None,
         attention_mask=None,
         labels=None,
         packed_seq_params=batch["packed_seq_params"],
-        **router_inputs(unwrap_model(chunk), batch["padding_mask"]),
+        **router_inputs(model, batch["padding_mask"]),
+        **vision_inputs(model, batch),
     )
 
 

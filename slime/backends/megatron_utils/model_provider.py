@@ -90,7 +90,12 @@ def _gpt_model(
     from slime.backends.megatron_utils.moe.router import use_packed_routers
 
     use_packed_routers(spec)
-    model_class, extra = GPTModel, {}
+    model_class: type[GPTModel] = GPTModel
+    extra: dict[str, Any] = {}
+    if args.vision_tower != "off":
+        from slime.backends.megatron_utils.vision.model import VisionGPTModel
+
+        model_class, extra = VisionGPTModel, {"args": args}
     if config.mtp_num_layers:
         from slime.backends.megatron_utils.multi_token_prediction import MultiTokenGPTModel, prediction_block_spec
 

@@ -45,8 +45,8 @@ _LATENT_SAME_MEANING = {
 }
 # every fourth layer with softmax attention, the others with a gated delta net
 _GATED_DELTA_NET = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
-# models with a vision tower whose text model trains while the tower stays as it is
-TEXT_OF_VISION_MODELS = frozenset({"qwen3_5", "qwen3_5_moe"})
+# models with a vision tower: their text model trains alone, or behind the tower on images
+VISION_MODELS = frozenset({"qwen3_5", "qwen3_5_moe"})
 _LINEAR_ATTENTION = (
     "linear_conv_kernel_dim",
     "linear_key_head_dim",

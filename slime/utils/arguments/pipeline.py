@@ -21,6 +21,7 @@ from slime.utils.arguments.rules import (
     precision,
     run,
     topology,
+    vision,
     weight_sync,
 )
 from slime.utils.arguments.rules.context import Context
@@ -61,6 +62,7 @@ TRAINER_RULES: tuple[Rule, ...] = (
     parallel.resolve_parallel,
     parallel.check_parallel,
     layers.check_layers,
+    vision.resolve_vision,
     lora.check_lora_layers,
     experts.resolve_experts,
     experts.check_experts,

@@ -13,6 +13,7 @@ from slime.utils.dry_run.adapters import count_rank_adapters
 from slime.utils.dry_run.batches import tokens_per_micro_batch
 from slime.utils.dry_run.engine_memory import EngineMemory, plan_engine_memory
 from slime.utils.dry_run.parameters import ParameterCount, count_rank_parameters
+from slime.utils.dry_run.vision import count_tower_parameters
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
@@ -71,7 +72,8 @@ def stage_memory(args: Namespace, stage: int, role: str = "actor") -> TrainerMem
     """What a rank of one pipeline stage takes."""
     whole = count_rank_parameters(args, stage, role)
     adapters = count_rank_adapters(args, stage) if role == "actor" else ParameterCount(0, 0)
-    trained = adapters if args.lora_rank is not None and role == "actor" else whole
+    frozen = count_tower_parameters(args) if stage == 0 and args.vision_tower == "frozen" else 0
+    trained = adapters if args.lora_rank is not None and role == "actor" else whole + ParameterCount(-frozen, 0)
     count = whole + adapters
     size = BYTES[args.params_dtype]
     trains = args.num_rollout != 0

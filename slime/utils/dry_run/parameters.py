@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slime.utils.arguments.hf_facts import expand_layer_pattern, linear_attention_pattern
+from slime.utils.dry_run.vision import count_tower_parameters
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,9 @@ class ParameterCount:
 def count_rank_parameters(args: Namespace, stage: int, role: str = "actor") -> ParameterCount:
     """Parameters of a rank in pipeline stage `stage`.
 
-    Each stage has its layers; the first also the embedding; the last the final norm and the output layer, which is a
-    copy of the embedding where the two are tied and the stage is not the first. A critic's has one output. Layers that
-    predict ahead stand in the last stage and need the embedding there.
+    Each stage has its layers; the first also the embedding and the vision tower; the last the final norm and the
+    output layer, which is a copy of the embedding where the two are tied and the stage is not the first. A critic's
+    has one output. Layers that predict ahead stand in the last stage and need the embedding there.
     """
     stages = args.pipeline_model_parallel_size
     total = ParameterCount(0, 0)
@@ -40,7 +41,7 @@ def count_rank_parameters(args: Namespace, stage: int, role: str = "actor") -> P
     first, last = stage == 0, stage == stages - 1
     if first:
         positions = args.max_position_embeddings if args.position_embedding_type == "learned_absolute" else 0
-        total += ParameterCount(embedding + positions * args.hidden_size, 0)
+        total += ParameterCount(embedding + positions * args.hidden_size + count_tower_parameters(args), 0)
     if last:
         own_output = args.untie_embeddings_and_output_weights or not first
         output = args.hidden_size if role == "critic" else own_output * embedding

@@ -15,6 +15,7 @@ from slime.backends.megatron_utils.families.blocks import (
 from slime.backends.megatron_utils.families.layout import COLUMN_PARALLEL, ROW_PARALLEL
 from slime.backends.megatron_utils.families.linear_attention import GATED_QKV_PARALLEL, KeyHeads
 from slime.backends.megatron_utils.families.table import Family, Weight, renamed
+from slime.backends.megatron_utils.families.vision import VISION_TOWER
 
 _M = "decoder.layers.{layer}."
 _H = "model.layers.{layer}."
@@ -71,11 +72,13 @@ _MTP, _VISION, _TEXT = r"mtp\.", (r"model\.visual\.",), "model.language_model."
 
 QWEN3_NEXT = Family(("qwen3_next",), _rows(_NEXT_IN_PROJ, EXPERTS), mtp_hf=_MTP)
 QWEN3_5_TEXT = Family(("qwen3_5_text", "qwen3_5_moe_text"), _rows(_IN_PROJ, EXPERTS), mtp_hf=_MTP)
-# The text model of a directory with a vision tower, which the trainer leaves as it is.
+# A text model with a vision tower, which the trainer leaves as it is unless it trains on images.
 QWEN3_5 = Family(
     ("qwen3_5", "qwen3_5_moe"),
-    _rows(_IN_PROJ, EXPERTS, _TEXT),
+    _rows(_IN_PROJ, EXPERTS, _TEXT) + VISION_TOWER,
     mtp_hf=_MTP,
     kept_hf=_VISION,
-    stacked=Family(("qwen3_5_moe",), _rows(_IN_PROJ, STACKED_EXPERTS, _TEXT), mtp_hf=_MTP, kept_hf=_VISION),
+    stacked=Family(
+        ("qwen3_5_moe",), _rows(_IN_PROJ, STACKED_EXPERTS, _TEXT) + VISION_TOWER, mtp_hf=_MTP, kept_hf=_VISION
+    ),
 )

@@ -38,7 +38,7 @@ def stored_weights(iteration_directory: Path) -> dict[str, Any]:
     stored = {
         name: entry
         for name, entry in metadata.items()
-        if name.startswith(("decoder.", "mtp.", EMBEDDING, OUTPUT_LAYER)) and hasattr(entry, "size")
+        if name.startswith(("decoder.", "mtp.", "visual.", EMBEDDING, OUTPUT_LAYER)) and hasattr(entry, "size")
     }
     if not stored:
         raise ValueError(f"{iteration_directory} holds no weights of a GPT model")

@@ -52,6 +52,14 @@ FLAGS = in_group(
             choices=("fla", "flashqla", "torch"),
             pending_choices={"flashqla": MODELS},
         ),
+        flag(
+            "--vision-tower",
+            str,
+            None,
+            "the vision tower of --hf-checkpoint in the trainer: left out, as it is, or trained too; unset: frozen "
+            "with --multimodal-keys, else off",
+            choices=("off", "frozen", "trained"),
+        ),
         flag("--mtp-num-layers", positive_int, None, "multi-token-prediction layers to build"),
         flag("--mtp-loss-scaling-factor", float, 0.2, "weight of the multi-token-prediction loss"),
         switch("--enable-mtp-training", "train the multi-token-prediction layers; without it they stay as they are"),
