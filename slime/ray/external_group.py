@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 from argparse import Namespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import ray
 
@@ -50,7 +53,10 @@ class ExternalGroup(ServerGroup):
         """Attach to the server unless that has been done; see `ServerGroup.start_engines`."""
         if self.all_engines[0] is not None:
             return {}
-        remote = ray.remote(ExternalEngine).options(num_cpus=0, max_concurrency=ENGINE_CONCURRENCY)
+        needs_host = getattr(self.args, "update_weight_local_checkpoint_dir", None) is not None
+        remote = ray.remote(ExternalEngine).options(
+            num_cpus=0, max_concurrency=ENGINE_CONCURRENCY, resources=on_host(self.info.url) if needs_host else None
+        )
         self.all_engines = [remote.remote(self.args, self.rank_offset, self.info)]
         self.num_new_engines += 1
         router = {"router_ip": self.router.ip, "router_port": self.router.port} if register else {}
@@ -68,3 +74,22 @@ def external_groups(args: Namespace, pg: Placement, router: Router) -> list[Exte
     """A group per server, with no actor started."""
     infos = external_engine_infos_from_args(args)
     return [ExternalGroup.of(args, pg, info, router, rank) for rank, info in enumerate(infos)]
+
+
+def on_host(url: str) -> dict[str, float]:
+    """What an actor asks Ray for to run on a server's host, whose files it is to write.
+
+    Raises:
+        RuntimeError: there is no Ray node.
+    """
+    host = str(urlsplit(url).hostname)
+    addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
+    if any(ipaddress.ip_address(address).is_loopback for address in addresses):
+        addresses = {ray.util.get_node_ip_address()}
+    nodes = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    if not addresses & nodes:
+        raise RuntimeError(
+            f"--update-weight-local-checkpoint-dir is a folder on the host of {url}, where no Ray node is: "
+            f"there are {', '.join(sorted(nodes))} (run `ray start` there, or leave the flag out)"
+        )
+    return {f"node:{(addresses & nodes).pop()}": 0.001}

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from slime.ray.engine_group import RolloutServer, start_rollout_servers
+from slime.ray.external_group import on_host
 from slime.ray.placement_group import create_placement_groups
 from slime.rollout.sglang_rollout import get_model_url
 from slime.router.app import SESSION_HEADER
@@ -87,3 +88,11 @@ def test_the_server_is_not_the_runs(args: Namespace, server: RolloutServer, sgla
         "/generate", {"input_ids": [1], "sampling_params": {"max_new_tokens": 1}}, timeout=60
     )
     assert answer["meta_info"]["completion_tokens"] == 1
+
+
+def test_the_actor_of_a_server_with_local_files_runs_on_its_host(ray_cluster: str) -> None:
+    import ray
+
+    assert on_host("http://127.0.0.1:30000") == {f"node:{ray.util.get_node_ip_address()}": 0.001}
+    with pytest.raises(RuntimeError, match=r"on the host of http://\[2001:db8::1\]:30000, where no Ray node is"):
+        on_host("http://[2001:db8::1]:30000")

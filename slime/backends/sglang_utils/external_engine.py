@@ -14,7 +14,6 @@ from slime.backends.sglang_utils.external import ExternalEngineInfo
 from slime.backends.sglang_utils.server_args import EngineShape
 from slime.backends.sglang_utils.server_process import ServerDied, ServerStartError
 from slime.backends.sglang_utils.sglang_engine import CONTROL_SECONDS, SGLangEngine
-from slime.observability.log_setup import configure_logger
 from slime.ray.router import deregister_worker
 
 logger = logging.getLogger(__name__)
@@ -32,16 +31,10 @@ class ExternalEngine(SGLangEngine):
     """
 
     def __init__(self, args: Namespace, rank: int, info: ExternalEngineInfo) -> None:
-        configure_logger(args, f"engine-{rank}")
-        self.args = args
-        self.rank = rank
-        self.shape = EngineShape(num_gpus=info.num_gpus, worker_type=info.worker_type)
+        self._set_up(args, rank, EngineShape(num_gpus=info.num_gpus, worker_type=info.worker_type))
         self._info = info
         self._client = ControlClient(info.url, getattr(args, "sglang_api_key", None))
-        self._transfer_seconds = args.update_weight_timeout
         self._bootstrap_port = info.bootstrap_port
-        self._router_url = None
-        self._weight_check = None
         self._left = threading.Event()
 
     def attach(self, router_ip: str | None = None, router_port: int | None = None) -> None:

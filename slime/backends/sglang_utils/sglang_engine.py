@@ -61,17 +61,22 @@ class SGLangEngine(RayActor):
         nnodes: int = 1,
         node_rank: int = 0,
     ) -> None:
-        configure_logger(args, f"engine-{rank}")
-        self.args = args
-        self.rank = rank
         self.overrides = dict(sglang_overrides or {})
-        self.shape = EngineShape(
+        shape = EngineShape(
             num_gpus=num_gpus_per_engine or args.rollout_num_gpus_per_engine,
             nnodes=nnodes,
             node_rank=node_rank,
             base_gpu_id=accelerator.current().local_index(base_gpu_id or 0),
             worker_type=worker_type,
         )
+        self._set_up(args, rank, shape)
+
+    def _set_up(self, args: Namespace, rank: int, shape: EngineShape) -> None:
+        """What also an actor without devices has."""
+        configure_logger(args, f"engine-{rank}")
+        self.args = args
+        self.rank = rank
+        self.shape = shape
         self._held: list[HeldPorts] = []
         self._server: ServerProcess | None = None
         self._transfer_seconds: float = args.update_weight_timeout
