@@ -45,7 +45,13 @@ class Trainer:
         init_gloo_group()
         self.model, *_ = initialize_model_and_optimizer(self.args)
         self.updater = create_updater(self.args, self.model, self.weights)
-        self.engines = [FolderEngine(self.args) for _ in range(engines if dist.get_rank() == 0 else 0)]
+        self.engines: list[FolderEngine] = []
+        self.connect(engines)
+
+    def connect(self, new: int) -> None:
+        """New engines on the host, in place of as many of those before."""
+        if dist.get_rank() == 0:
+            self.engines = [*self.engines[new:], *(FolderEngine(self.args) for _ in range(new))]
         self.updater.connect_rollout_engines([Handle(engine) for engine in self.engines], None)
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -101,7 +107,8 @@ def send_full(source: str, root: str, flags: str, local: bool) -> list[str]:
 
 
 def send_deltas(source: str, root: str, flags: str, encoding: str) -> list[dict[str, float]]:
-    """All, a delta, an empty one, one after a host has lost its copy, a delta again; the metrics of each."""
+    """All, a delta, an empty one, one after a host has lost its copy, a delta again, with an engine that was started
+    anew; the metrics of each."""
     trainer = Trainer(
         source, root, flags, engines=2, local=True, update_weight_mode="delta", update_weight_delta_encoding=encoding
     )
@@ -116,6 +123,7 @@ def send_deltas(source: str, root: str, flags: str, encoding: str) -> list[dict[
         shutil.rmtree(trainer.args.update_weight_local_checkpoint_dir)
     metrics.append(trainer.send())
     trainer.change()
+    trainer.connect(1)
     metrics.append(trainer.send())
     return metrics
 

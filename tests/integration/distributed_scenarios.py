@@ -25,7 +25,7 @@ NAMESPACE = "distributed-weights"
 
 
 class Trainer:
-    """One rank: a tiny model whose weights change, and the updater of a route (broadcast, disk, delta)."""
+    """One rank: a tiny model whose weights change, and the updater of a route (broadcast, tensor, disk, delta)."""
 
     def __init__(
         self, context: dict[str, Any], model: str, flags: str, engines: list[str], route: str = "broadcast"
@@ -39,8 +39,8 @@ class Trainer:
             check_weight_update_equal=True,
             log_dir=context["out"],
             offload_train=False,
-            colocate=False,
-            update_weight_transport="nccl" if route == "broadcast" else "disk",
+            colocate=route == "tensor",
+            update_weight_transport="disk" if route in ("disk", "delta") else "nccl",
             update_weight_mode="delta" if route == "delta" else "full",
             update_weight_disk_dir=f"{context['out']}/{route}-shared",
             update_weight_local_checkpoint_dir=f"{context['out']}/local" if route == "delta" else None,
@@ -88,6 +88,23 @@ def send_twice(context: dict[str, Any], model: str, flags: str, engines: list[st
     trainer.send_changed()
     trainer.updater.disconnect_rollout_engines()
     return trainer.versions()
+
+
+def send_by_tensor(context: dict[str, Any]) -> tuple[str, list[str]]:
+    """Two updates to an engine on both ranks' devices, with one between them that it refuses; the error."""
+    trainer = Trainer(context, "dense", "--tensor-model-parallel-size 2", ["dense_tp2"], "tensor")
+    trainer.send_changed()
+    ray.get(trainer.engines[0].fail_next_bucket.remote("refuse"))
+    dist.barrier()
+    try:
+        trainer.send_changed()
+    except WeightUpdateError as error:
+        message = str(error)
+    else:
+        raise AssertionError("the update did not fail")
+    assert trainer.versions() == ["1"], "weights that are only partly there bear no new version"
+    trainer.send_changed()
+    return message, trainer.versions()
 
 
 def send_by_disk(context: dict[str, Any], model: str, flags: str, engines: list[str], route: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Trainers and engines on different devices: real servers get their weights by broadcast, disk and delta."""
+"""Real servers get the weights of trainers of several layouts: by broadcast, disk and delta, and colocated."""
 
 from __future__ import annotations
 
@@ -90,6 +90,16 @@ def test_engines_have_the_trainers_weights(
 
     versions = trainers.run(distributed_scenarios.send_twice, context, model, flags, engines, sleeps)
     assert versions == [["2"] * len(engines)] * 2
+
+
+def test_a_colocated_engine_has_the_trainers_weights(trainers: GlooWorld, context: dict[str, Any]) -> None:
+    """Bit for bit, on both of its ranks, bucket after bucket in the same memory. One that it refuses ends the update
+    on every rank, and the next one repairs all."""
+    import distributed_scenarios
+
+    for message, versions in trainers.run(distributed_scenarios.send_by_tensor, context):
+        assert re.search("update_weights_from_tensor: status 400: .*begin_weight_update", message), message
+        assert versions == ["3"]
 
 
 @pytest.mark.parametrize(

@@ -35,12 +35,19 @@ class AttachedEngine(SGLangEngine):
         self._fault = fault
 
     def update_weights_from_distributed(self, *args: Any, **kwargs: Any) -> Any:
+        self._have_fault()
+        return super().update_weights_from_distributed(*args, **kwargs)
+
+    def update_weights_from_tensor(self, *args: Any, **kwargs: Any) -> Any:
+        self._have_fault()
+        return super().update_weights_from_tensor(*args, **kwargs)
+
+    def _have_fault(self) -> None:
         fault, self._fault = self._fault, None
         if fault == "refuse":
             self._request("POST", "/end_weight_update", {})  # outside of an update it takes no weights
         if fault == "hang":
             time.sleep(8.0)
-        return super().update_weights_from_distributed(*args, **kwargs)
 
     def _request(self, method: str, path: str, payload: Any = None, *, timeout: float = 60.0) -> Any:
         return self._client.request(method, path, payload, timeout=timeout)

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 _MARKER = ".slime_local_checkpoint"  # only folders with it are replaced
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_THREADS = min(8, os.cpu_count() or 1)
+_THREADS = min(32, os.cpu_count() or 1)
 
 
 class WrongBase(RuntimeError):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from slime.ray.utils import get_all
 from slime.utils import disk_delta
 from slime.utils.checkpoint_folder import INDEX_FILE, WeightsId
 from slime.utils.distributed_utils import get_gloo_group
+
+_THREADS = min(4, os.cpu_count() or 1)  # of each rank, and a host has many
 
 
 class UpdateWeightFromDiskDelta(UpdateWeightFromDisk):
@@ -128,16 +132,24 @@ class _Part:
         self.changed = self.total = 0
 
     def add(self, chunk: NamedTensors) -> None:
-        for name, tensor in chunk:
-            host = tensor.detach().cpu().contiguous()
-            old, new = self._sent[name], np.frombuffer(memory_of(host), np.uint8)
-            payload, changed = disk_delta.encode(old, new, self._encoding)
-            self.total += new.size
+        with ThreadPoolExecutor(_THREADS) as pool:  # what takes the time releases the interpreter's lock
+            encoded = list(pool.map(lambda named: self._encode(*named), chunk))
+        for (name, _), (payload, changed, size, digest) in zip(chunk, encoded, strict=True):
+            self.total += size
             if changed:
                 self.changed += changed
                 self.payloads[name] = np.frombuffer(payload, np.uint8)
-                self._digests[name] = disk_delta.checksum(new, self._checksum)
-                old[:] = new
+                self._digests[name] = digest
+
+    def _encode(self, name: str, tensor: Tensor) -> tuple[bytes, int, int, str]:
+        """A tensor's changes, how many of its bytes have changed, how many it has, and the new ones' checksum."""
+        host = tensor.detach().cpu().contiguous()
+        old, new = self._sent[name], np.frombuffer(memory_of(host), np.uint8)
+        payload, changed = disk_delta.encode(old, new, self._encoding)
+        if not changed:
+            return payload, 0, new.size, ""
+        old[:] = new
+        return payload, changed, new.size, disk_delta.checksum(new, self._checksum)
 
     def save(self, path: Path) -> None:
         """Write the file; none when nothing has changed."""

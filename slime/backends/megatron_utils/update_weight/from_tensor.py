@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slime.backends.megatron_utils.update_weight.base import WeightsGetter, WeightUpdater
-from slime.backends.megatron_utils.update_weight.engine_calls import engine_seconds
-from slime.backends.megatron_utils.update_weight.tensor_payload import LOAD_FORMAT, TensorPayload
+from slime.backends.megatron_utils.update_weight.engine_calls import engine_seconds, together
+from slime.backends.megatron_utils.update_weight.tensor_payload import LOAD_FORMAT, SharedMemory, TensorPayload
 from slime.ray.utils import get_all
 from slime.utils import accelerator
 from slime.utils.reloadable_process_group import new_permanent_group
@@ -26,6 +26,8 @@ class UpdateWeightFromTensor(WeightUpdater):
         self._own_engine: Any = None
         self._own_group: dist.ProcessGroup | None = None
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        self._on_way: tuple[TensorPayload, Any] | None = None
+        self._error: Exception | None = None
 
     def connect_rollout_engines(
         self,
@@ -57,24 +59,50 @@ class UpdateWeightFromTensor(WeightUpdater):
 
     def _transfer(self, weights: Mapping[str, Tensor]) -> None:
         self._call_engines("begin_weight_update")
-        for chunk in self._iterator.chunks(weights):
-            self._send(chunk)
+        together(lambda: self._send_all(weights))
         self._call_engines("end_weight_update")
 
-    def _send(self, chunk: Sequence[tuple[str, Tensor]]) -> None:
-        """Hand one bucket to this rank's engine. A rank without an engine only took part in gathering."""
-        if self._own_group is None:
-            return
-        payload = TensorPayload(chunk)
+    def _send_all(self, weights: Mapping[str, Tensor]) -> None:
+        """Gather and send all buckets: while the engine loads one, the next is gathered and laid out.
+
+        After an error the gathering goes on, since other ranks take part in it. A rank without an engine only gathers.
+        """
+        self._error, goes_on = None, self._own_group is not None
+        memories = [SharedMemory(), SharedMemory()]
+        for chunk in self._iterator.chunks(weights):
+            if goes_on:
+                memories.reverse()
+                goes_on = self._send(TensorPayload(chunk, memories[0]))
+        self._await_engine()
+        if self._error is not None:
+            raise self._error
+
+    def _send(self, payload: TensorPayload) -> bool:
+        """Hand one bucket to this rank's engine, if it has loaded the one before; whether it has."""
         is_first = dist.get_rank(self._own_group) == 0
         texts: list[str] | None = [""] * dist.get_world_size(self._own_group) if is_first else None
         dist.gather_object(payload.text, texts, group=self._own_group, group_dst=0)
-        if is_first:
-            ref = self._own_engine.update_weights_from_tensor.remote(texts, load_format=LOAD_FORMAT)
-            get_all([ref], timeout=engine_seconds(self.args), what="sending weights to an engine")
-        dist.barrier(self._own_group)  # the payload's memory must stay until the engine has read it
-        del payload
+        if not self._await_engine():
+            return False
+        send = self._own_engine.update_weights_from_tensor.remote
+        self._on_way = payload, send(texts, load_format=LOAD_FORMAT) if is_first else None
+        return True
+
+    def _await_engine(self) -> bool:
+        """Wait until the engine has loaded the bucket that is on its way; whether it could. Every rank waits, because
+        a bucket's memory must stay until then; the first one keeps the error."""
+        if self._on_way is None:
+            return True
+        (_, ref), self._on_way = self._on_way, None
+        if ref is not None:
+            try:
+                get_all([ref], timeout=engine_seconds(self.args), what="sending weights to an engine")
+            except Exception as error:
+                self._error = error
+        loaded = [self._error is None]
+        dist.broadcast_object_list(loaded, group=self._own_group, group_src=0)
         accelerator.current().ipc_collect()
+        return loaded[0]
 
 
 def engine_ranks(counts: Sequence[int], offsets: Sequence[int], world_size: int) -> list[tuple[int, ...]]:

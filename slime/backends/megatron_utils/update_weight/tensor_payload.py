@@ -30,31 +30,52 @@ _SPARE_BYTES = 32 * 1024 * 1024
 _ALIGNMENT = 16
 
 
+class SharedMemory:
+    """Memory that a server reads too, for buckets one after the other: new pages cost as much as filling them."""
+
+    def __init__(self) -> None:
+        self._storage: torch.UntypedStorage | None = None
+
+    def take(self, size: int) -> Tensor | None:
+        """`size` bytes of it, which are made if there are fewer; None if there is no room for them. Call it with torch
+        sharing by file name."""
+        if self._storage is None or self._storage.nbytes() < size:
+            self._storage = None
+            if shutil.disk_usage(_SHARED_MEMORY).free <= size + _SPARE_BYTES:
+                return None
+            self._storage = torch.UntypedStorage._new_shared(size)
+        return torch.empty(0, dtype=torch.uint8).set_(self._storage)[:size]
+
+
 class TensorPayload:
     """A serialised bucket; keep it until the server has read it, because its memory may be shared.
 
     A bucket on a device goes by reference to the device's memory, one in host memory by reference to shared memory, or
     by value (15 times slower) when that has no room.
 
+    Args:
+        memory: for a bucket in host memory, that of an earlier bucket which the server has read.
+
     Attributes:
         text: what is sent.
     """
 
-    def __init__(self, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
+    def __init__(self, named_tensors: Sequence[tuple[str, Tensor]], memory: SharedMemory | None = None) -> None:
         metadata, size = layout(named_tensors)
         device = named_tensors[0][1].device
         if device.type != "cpu":
             self._flat = fill(torch.empty(size, dtype=torch.uint8, device=device), named_tensors, metadata)
             pickled = _pickle_on_device(self._flat, metadata)
-        elif shutil.disk_usage(_SHARED_MEMORY).free > size + _SPARE_BYTES:
-            with _file_system_sharing():
-                storage = torch.UntypedStorage._new_shared(size)
-                self._flat = fill(torch.empty(0, dtype=torch.uint8).set_(storage), named_tensors, metadata)
-                pickled = _fork_pickle(self._flat, metadata)
         else:
-            _warn_by_value()
-            self._flat = fill(torch.empty(size, dtype=torch.uint8), named_tensors, metadata)
-            pickled = pickle.dumps(_bucket(self._flat, metadata))
+            with _file_system_sharing():
+                flat = (memory or SharedMemory()).take(size)
+                if flat is not None:
+                    self._flat = fill(flat, named_tensors, metadata)
+                    pickled = _fork_pickle(self._flat, metadata)
+            if flat is None:
+                _warn_by_value()
+                self._flat = fill(torch.empty(size, dtype=torch.uint8), named_tensors, metadata)
+                pickled = pickle.dumps(_bucket(self._flat, metadata))
         self.text = base64.b64encode(pickled).decode()
 
 
