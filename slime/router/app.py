@@ -181,10 +181,10 @@ class RouterApp:
         """{session_id, text} → the text's tokens, loss mask and log-probs (`Trajectory`). What is behind the last
         answer is encoded, with loss mask 0."""
         content = await _json(request)
-        session = self._existing(str(content.get("session_id") or request.headers.get(SESSION_HEADER)))
-        text = content.get("text")
-        if not isinstance(text, str):
-            raise _refusal("text must be a text")
+        name, text = content.get("session_id") or request.headers.get(SESSION_HEADER), content.get("text")
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise _refusal("session_id and text are needed, both texts")
+        session = self._existing(name)
         trajectory, known = (await self._sessions()).tokenised(session, text)
         if not known:
             raise web.HTTPNotFound(text="the session has no answer whose text this one begins with")

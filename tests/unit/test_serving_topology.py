@@ -129,6 +129,7 @@ def test_frozen_models_that_sleep_keep_a_copy_of_their_weights(base: BaseConfig)
         ("sglang: [{name: a, server_groups: [{num_gpus: 2, worker_type: decode}]}]", "decode engines but no prefill"),
         ("sglang: [{name: a}]", "model 'a': has no server_groups"),
         ("sglang: [{server_groups: [{num_gpus: 1}]}]", "model 0: has no name"),
+        ("sglang: [{name: a, server_groups: [{num_gpus: 1, worker_type: placeholder}]}]", "has placeholders only"),
         ("sglang: []", "must list at least one model"),
         ("sglan: []", "unknown key 'sglan' (did you mean sglang"),
         (f"sglang: [{ONE}, {ONE.replace('name: a', 'name: a, model_path: /m')}]", "2 models are named 'a'"),

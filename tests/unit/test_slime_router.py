@@ -243,6 +243,7 @@ def test_unknown_sessions_and_texts_are_not_found() -> None:
     async def scenario() -> None:
         async with Served([in_turn([1])]) as served:
             retrieve = "/retrieve_from_text"
+            assert "are needed" in str(await served.call("POST", retrieve, {"text": ""}, ok=False))
             assert "no session 's'" in await served.call("POST", retrieve, {"session_id": "s", "text": ""}, ok=False)
             await served.call("POST", "/generate", {"text": "?"}, session="s")
             unknown = await served.call("POST", retrieve, {"session_id": "s", "text": "c"}, ok=False)

@@ -65,6 +65,8 @@ class SglangYaml:
         if not listed:
             self._add(where, "has no server_groups")
         groups = [self._group(f"{where}, group {number}", group, size) for number, group in enumerate(listed)]
+        if groups and all(group is not None and group.worker_type == "placeholder" for group in groups):
+            self._add(where, "has placeholders only")
         self._check_one_path(where, path, groups)
         return self._built(
             where,

@@ -28,7 +28,7 @@ class EngineMemory:
 
 
 def plan_engine_memory(args: Namespace) -> EngineMemory | None:
-    """One device of an engine of the trained model; None where the run has no engines of its own."""
+    """One device of the (smallest) engine of the trained model; None where the run has no engines of its own."""
     from slime.utils.accelerator import current
 
     if args.debug_train_only or args.rollout_external or not args.rollout_num_gpus:
@@ -38,7 +38,9 @@ def plan_engine_memory(args: Namespace) -> EngineMemory | None:
         return None
     device = current().engine_server_args()
     size = 4 if device.get("dtype") is not None and args.params_dtype == "float32" else 2
-    tensor, pipeline = args.sglang_tp_size, getattr(args, "sglang_pp_size", 1) or 1
+    pipeline = getattr(args, "sglang_pp_size", 1) or 1
+    ranks = _smallest_engine(args)
+    tensor = max(1, ranks // pipeline)
     tensor //= getattr(args, "sglang_dp_size", 1) or 1  # data-parallel attention keeps whole heads
     heads = -(-facts.num_query_groups // max(tensor, 1))
     kv_size = _KV_BYTES.get(getattr(args, "sglang_kv_cache_dtype", None) or "auto") or size
@@ -46,12 +48,20 @@ def plan_engine_memory(args: Namespace) -> EngineMemory | None:
     per_token = _values_per_token(facts, heads) * layers * kv_size
     tokens = getattr(args, "sglang_max_total_tokens", None) or device.get("max_total_tokens")
     return EngineMemory(
-        weights=_model_parameters(facts) * size // (args.sglang_tp_size * pipeline),
+        weights=_model_parameters(facts) * size // ranks,
         kv_bytes_per_token=per_token,
         kv_tokens=tokens,
         kv_cache=None if tokens is None else tokens * per_token,
         static_fraction=getattr(args, "sglang_mem_fraction_static", None),
     )
+
+
+def _smallest_engine(args: Namespace) -> int:
+    """Devices of the engine of the trained model whose devices hold most."""
+    from slime.backends.sglang_utils.sglang_config import SglangConfig
+
+    groups = SglangConfig.from_args(args).main_model.server_groups
+    return min(group.num_gpus_per_engine for group in groups if group.num_engines)
 
 
 def _values_per_token(facts: Namespace, heads: int) -> int:
