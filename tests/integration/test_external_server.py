@@ -11,15 +11,22 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from slime.backends.sglang_utils.external import ExternalEngineInfo
+from slime.backends.sglang_utils.sglang_config import ModelConfig
 from slime.ray.engine_group import RolloutServer, start_rollout_servers
-from slime.ray.external_group import on_host
-from slime.ray.placement_group import create_placement_groups
+from slime.ray.engine_recovery import EngineRecovery
+from slime.ray.external_group import ExternalGroup, on_host
+from slime.ray.placement_group import Placement, create_placement_groups
+from slime.ray.router import start_router
+from slime.ray.utils import get_all
 from slime.rollout.sglang_rollout import get_model_url
 from slime.router.app import SESSION_HEADER
 from slime.router.client import fill_sample
+from slime.utils.health_monitor import RolloutHealthMonitor
 from slime.utils.http_utils import close_client, post
 from slime.utils.types import Sample
 from tests.support.base_config import BaseConfig
+from tests.support.info_server import InfoServer
 
 if TYPE_CHECKING:
     from tests.support.engine import SGLangServer
@@ -96,3 +103,37 @@ def test_the_actor_of_a_server_with_local_files_runs_on_its_host(ray_cluster: st
     assert on_host("http://127.0.0.1:30000") == {f"node:{ray.util.get_node_ip_address()}": 0.001}
     with pytest.raises(RuntimeError, match=r"on the host of http://\[2001:db8::1\]:30000, where no Ray node is"):
         on_host("http://[2001:db8::1]:30000")
+
+
+def test_a_server_that_comes_back_is_attached_again(ray_cluster: str, tmp_path: Path) -> None:
+    """With fault tolerance: it is taken out when it is gone, and serves again after weights were sent."""
+    first = InfoServer({})
+    args = Namespace(
+        log_dir=str(tmp_path), engine_start_timeout=20.0, update_weight_timeout=20.0, hf_checkpoint="m",
+        rollout_health_check_interval=60.0, rollout_health_check_timeout=1.0, rollout_health_check_first_wait=0.0,
+        sglang_router_ip=None, sglang_router_port=None, sglang_router_request_timeout_secs=60, use_slime_router=True,
+        slime_router_middleware_paths=None,
+    )  # fmt: skip
+    info = ExternalEngineInfo(f"http://{first.addr}", "regular", 1)
+    router = start_router(args)
+    group = ExternalGroup.of(args, Placement(None, [], []), info, router, 0)
+    (refs,) = group.start_engines(register=False).values()
+    get_all(refs, timeout=60.0)
+    model = ModelConfig("actor", "m", (group.config,))
+    recovery = EngineRecovery(args, RolloutServer(args, model, router, [group], []))
+    monitor = RolloutHealthMonitor(recovery, args)
+    monitor.start()
+    try:
+        first.stop()
+        assert recovery.lost.wait(60.0) and group.numbers == []
+        second = InfoServer({}, first.port)
+        recovery.recover()
+        assert group.num_new_engines == 2 and recovery.lost.is_set(), "it has no weights yet"
+        recovery.admit()
+        assert not recovery.lost.is_set() and recovery.serving() == group.engines
+        assert [worker["url"] for worker in router.workers()] == [info.url]
+        assert "/continue_generation" in second.paths
+        second.stop()
+    finally:
+        monitor.stop()
+        recovery.server.kill()

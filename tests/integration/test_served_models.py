@@ -1,4 +1,5 @@
-"""Two models of one configuration file behind routers of their own: the one that is trained, and a frozen one."""
+"""Two models of one configuration file behind routers of their own: the one that is trained, and a frozen one whose
+engine spans two nodes of one device each."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ from tests.support.base_config import BaseConfig
 TOKENS = [5, 6, 7, 8]
 DEPLOYMENT = """
 sglang:
-  - name: frozen
-    model_path: {frozen}
-    server_groups: [{{num_gpus: 1, overrides: {{max_total_tokens: 2048}}}}]
   - name: actor
     server_groups: [{{num_gpus: 1, overrides: {{max_total_tokens: 4096}}}}]
+  - name: frozen
+    model_path: {frozen}
+    server_groups: [{{num_gpus: 2, num_gpus_per_engine: 2, overrides: {{max_total_tokens: 2048}}}}]
 """
 
 
@@ -64,8 +65,8 @@ def expected(model: Path) -> list[float]:
 
 
 def test_requests_go_to_the_model_that_is_named(ray_cluster: str, tiny_model_dir: Path, tmp_path: Path) -> None:
-    """Also: overrides reach their own group, weights are for the trained model alone, which the default rollout asks
-    although it comes second."""
+    """Also: overrides reach their own group, weights are for the trained model alone, and the nodes of an engine find
+    each other where the engine's first rank of the run is odd."""
     import ray
     from ray.util.placement_group import remove_placement_group
 
@@ -75,7 +76,7 @@ def test_requests_go_to_the_model_that_is_named(ray_cluster: str, tiny_model_dir
     del base.flags["--colocate"]
     args = base.parse(
         "--sglang-config", path, "--debug-rollout-only", "--hf-checkpoint", tiny_model_dir, "--log-dir", tmp_path,
-        "--rollout-num-gpus", 2,
+        "--num-gpus-per-node", 1,
     )  # fmt: skip
     placement = create_placement_groups(args)["rollout"]
     servers = start_rollout_servers(args, placement)
@@ -83,7 +84,7 @@ def test_requests_go_to_the_model_that_is_named(ray_cluster: str, tiny_model_dir
         for server in servers.values():
             server.wait_ready()
         assert [(name, server.update_weights) for name, server in servers.items()] == [
-            ("frozen", False), ("actor", True),
+            ("actor", True), ("frozen", False),
         ]  # fmt: skip
         assert (args.sglang_router_ip, args.sglang_router_port) == args.sglang_model_routers["actor"]
         found = log_probs(args, ["actor", "frozen"])
@@ -92,6 +93,8 @@ def test_requests_go_to_the_model_that_is_named(ray_cluster: str, tiny_model_dir
         assert found[0] != pytest.approx(found[1], abs=1e-2)
         infos = {name: ray.get(server.engines[0].get_server_info.remote()) for name, server in servers.items()}
         assert {name: info["max_total_tokens"] for name, info in infos.items()} == {"frozen": 2048, "actor": 4096}
+        assert (infos["frozen"]["nnodes"], infos["frozen"]["tp_size"]) == (2, 2)
+        assert [len(server.all_engines) for server in servers.values()] == [1, 2]
         with pytest.raises(KeyError, match="no model 'reward' is served"):
             get_model_url(args, "reward")
     finally:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,40 +24,7 @@ from slime.ray.external_group import external_deployment
 from slime.ray.placement_group import placement_group_layout
 from slime.utils.http_utils import get_rollout_num_engines
 from tests.support.base_config import BaseConfig
-
-
-class InfoServer:
-    """Answers GET /server_info with `info`, everything else with {}; notes the paths."""
-
-    def __init__(self, info: Any) -> None:
-        self.paths: list[str] = []
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                server.paths.append(self.path)
-                self._answer(info if self.path == "/server_info" else {})
-
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
-                self.do_GET()
-
-            def _answer(self, content: Any) -> None:
-                body = json.dumps(content).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None: ...
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.addr = f"127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+from tests.support.info_server import InfoServer
 
 
 @pytest.fixture

@@ -70,6 +70,13 @@ def test_models_and_groups_of_the_yaml(base: BaseConfig) -> None:
     assert actor.server_groups[0].overrides == {"mem_fraction_static": 0.7}
 
 
+def test_the_default_rollout_samples_from_the_trained_model(base: BaseConfig) -> None:
+    first = ONE.replace("name: a", "name: judge, model_path: /m")
+    args = base.parse("--sglang-config", base.write("serve.yaml", f"sglang: [{first}, {ONE}]"))
+    config = SglangConfig.from_args(args)
+    assert config.main_model.name == "a" and config.models[0].name == "judge"
+
+
 def test_groups_take_consecutive_devices(base: BaseConfig) -> None:
     """A placeholder takes devices but no ranks, and overrides reach their group alone."""
     args = base.parse("--sglang-config", base.write("serve.yaml", THREE_MODELS))

@@ -18,7 +18,7 @@ from slime.ray.router import deregister_worker
 
 logger = logging.getLogger(__name__)
 
-WATCH_SECONDS = 2.0  # between looks at whether something listens there
+WATCH_SECONDS = 1.0  # between looks at whether something listens there
 REFUSALS = 3  # in a row, and the server counts as dead
 
 
