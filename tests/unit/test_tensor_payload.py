@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from slime.backends.megatron_utils.update_weight.from_tensor import engine_ranks
-from slime.backends.megatron_utils.update_weight.tensor_payload import fill, layout
+from slime.backends.megatron_utils.update_weight.tensor_payload import fill, layout, parts
 
 _REPOSITORY = Path(__file__).parents[2]
 # Sends as a trainer would, from a process of its own: torch's shared-memory manager lives as long as the sender.
@@ -22,18 +22,25 @@ from tests.unit.test_tensor_payload import tensors
 strategy = torch.multiprocessing.get_sharing_strategy()
 if sys.argv[1] == "by value":
     tensor_payload._SPARE_BYTES = 2**60  # as if the host's shared memory were full
-payload = tensor_payload.TensorPayload([*tensors(), ("large", torch.ones(100_000))])
-reader = subprocess.run([sys.executable, "-c", sys.argv[2]], input=payload.text, stdout=subprocess.PIPE, text=True)
+memory = tensor_payload.SharedMemory()
+pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+reader = subprocess.Popen([sys.executable, "-c", sys.argv[2]], **pipes)
+for bucket in ([("first", torch.full((120_000,), 7.0))], [*tensors(), ("large", torch.ones(100_000))]):
+    payload = tensor_payload.TensorPayload(bucket, memory)
+    print(payload.text, file=reader.stdin, flush=True)
+    read = [reader.stdout.readline().strip() for _ in bucket]
+reader.stdin.close()
 words = [arg for code, arg, _ in pickletools.genops(base64.b64decode(payload.text)) if isinstance(arg, str)]
 same = strategy == torch.multiprocessing.get_sharing_strategy()
-print(json.dumps({"read": reader.stdout.splitlines(), "size": len(payload.text), "words": words, "same": same}))
+print(json.dumps({"read": read, "size": len(payload.text), "words": words, "same": same}))
 """
 _RECEIVE = """
 import base64, pickle, sys, torch.multiprocessing
-bucket = pickle.loads(base64.b64decode(sys.stdin.read()))
-for m in bucket["metadata"]:
-    t = bucket["flattened_tensor"][m.start_idx : m.end_idx].view(m.dtype).reshape(m.shape)
-    print(m.name, t.dtype, tuple(t.shape), t.double().sum().item())
+for line in sys.stdin:
+    bucket = pickle.loads(base64.b64decode(line))
+    for m in bucket["metadata"]:
+        t = bucket["flattened_tensor"][m.start_idx : m.end_idx].view(m.dtype).reshape(m.shape)
+        print(m.name, t.dtype, tuple(t.shape), t.double().sum().item(), flush=True)
 """
 
 
@@ -60,8 +67,19 @@ def test_an_empty_bucket_is_refused() -> None:
         layout([])
 
 
+def test_a_bucket_in_host_memory_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tensors in order, none without a part, and only one that is too large alone is in a larger part."""
+    monkeypatch.setattr("slime.backends.megatron_utils.update_weight.tensor_payload._PART_BYTES", 100)
+    named = [
+        (str(number), torch.empty(size, dtype=torch.uint8)) for number, size in enumerate([60, 40, 1, 300, 99, 2])
+    ]
+    cut = [[name for name, _ in part] for part in parts(named)]
+    assert cut == [["0", "1"], ["2"], ["3"], ["4"], ["5"]]
+
+
 @pytest.mark.parametrize("how", ["shared", "by value"])
 def test_another_process_reads_it(how: str) -> None:
+    """The second of two buckets in the same memory."""
     command = [sys.executable, "-c", _SEND, how, _RECEIVE]
     sender = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=_REPOSITORY)
     assert sender.returncode == 0, sender.stderr

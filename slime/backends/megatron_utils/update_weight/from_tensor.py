@@ -12,7 +12,12 @@ from torch import Tensor
 
 from slime.backends.megatron_utils.update_weight.base import WeightsGetter, WeightUpdater
 from slime.backends.megatron_utils.update_weight.engine_calls import engine_seconds, together
-from slime.backends.megatron_utils.update_weight.tensor_payload import LOAD_FORMAT, SharedMemory, TensorPayload
+from slime.backends.megatron_utils.update_weight.tensor_payload import (
+    LOAD_FORMAT,
+    SharedMemory,
+    TensorPayload,
+    parts,
+)
 from slime.ray.utils import get_all
 from slime.utils import accelerator
 from slime.utils.reloadable_process_group import new_permanent_group
@@ -28,6 +33,7 @@ class UpdateWeightFromTensor(WeightUpdater):
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self._on_way: tuple[TensorPayload, Any] | None = None
         self._error: Exception | None = None
+        self._memories = [SharedMemory(), SharedMemory()]
 
     def connect_rollout_engines(
         self,
@@ -56,6 +62,7 @@ class UpdateWeightFromTensor(WeightUpdater):
     def disconnect_rollout_engines(self) -> None:
         super().disconnect_rollout_engines()
         self._own_engine = None
+        self._memories = [SharedMemory(), SharedMemory()]
 
     def _transfer(self, weights: Mapping[str, Tensor]) -> None:
         self._call_engines("begin_weight_update")
@@ -68,11 +75,11 @@ class UpdateWeightFromTensor(WeightUpdater):
         After an error the gathering goes on, since other ranks take part in it. A rank without an engine only gathers.
         """
         self._error, goes_on = None, self._own_group is not None
-        memories = [SharedMemory(), SharedMemory()]
         for chunk in self._iterator.chunks(weights):
-            if goes_on:
-                memories.reverse()
-                goes_on = self._send(TensorPayload(chunk, memories[0]))
+            for part in parts(chunk):
+                if goes_on:
+                    self._memories.reverse()
+                    goes_on = self._send(TensorPayload(part, self._memories[0]))
         self._await_engine()
         if self._error is not None:
             raise self._error

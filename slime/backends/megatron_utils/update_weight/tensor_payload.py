@@ -28,6 +28,7 @@ LOAD_FORMAT = "flattened_bucket"
 _SHARED_MEMORY = "/dev/shm"
 _SPARE_BYTES = 32 * 1024 * 1024
 _ALIGNMENT = 16
+_PART_BYTES = 64 * 1024 * 1024
 
 
 class SharedMemory:
@@ -77,6 +78,22 @@ class TensorPayload:
                 self._flat = fill(torch.empty(size, dtype=torch.uint8), named_tensors, metadata)
                 pickled = pickle.dumps(_bucket(self._flat, metadata))
         self.text = base64.b64encode(pickled).decode()
+
+
+def parts(named_tensors: Sequence[tuple[str, Tensor]]) -> Iterator[Sequence[tuple[str, Tensor]]]:
+    """A bucket in the parts that are best sent one by one: whole from a device; from host memory in runs of at most
+    64 MiB (a larger tensor stands alone), so that little memory need be shared, and one part is laid out while the
+    server loads another."""
+    if named_tensors[0][1].device.type != "cpu":
+        yield named_tensors
+        return
+    start = size = 0
+    for index, (_, tensor) in enumerate(named_tensors):
+        if index > start and size + tensor.nbytes > _PART_BYTES:
+            yield named_tensors[start:index]
+            start, size = index, 0
+        size += tensor.nbytes
+    yield named_tensors[start:]
 
 
 def layout(named_tensors: Sequence[tuple[str, Tensor]]) -> tuple[list[SimpleNamespace], int]:
