@@ -7,16 +7,18 @@ from collections.abc import Callable
 import pytest
 import vision_scenarios
 from layout_matrix import Case
-from vision_scenarios import CP2, PP2, SP, TP2, TRAINED
+from vision_scenarios import CP2, SP, TP2, TRAINED
 from vision_tiny import make_vision_model
+from weight_scenarios import PP2_VPP2
 
 from tests.support.gloo_world import GlooWorld
 
+FULL = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 PACKED = "--use-dynamic-batch-size --max-tokens-per-gpu 90"
 LAYOUTS = {
     "packed": (1, ""),
     "tp2_sp": (2, f"{TP2} {SP}"),
-    "pp2": (2, PP2),
+    "pp2_vpp2_recompute": (2, f"{PP2_VPP2} {FULL}"),
     "cp2": (2, CP2),
     "dp2_overlap": (2, "--overlap-grad-reduce"),
 }
