@@ -24,6 +24,7 @@ async def fill_sample(args: Any, sample: Sample, text: str, model_name: str = "a
     kept = await post(url, {"session_id": sample.session_id, "text": text}, max_retries=0)
     begin = kept["prompt_length"]
     sample.tokens = list(kept["tokens"])
+    sample.response = text[kept["prompt_characters"] :]
     sample.response_length = len(sample.tokens) - begin
     sample.loss_mask = list(kept["loss_mask"][begin:])
     sample.rollout_log_probs = list(kept["log_probs"][begin:])

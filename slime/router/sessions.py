@@ -34,7 +34,7 @@ class Trajectory:
         loss_mask: 1 for each token that an engine sampled, else 0; as long as `tokens`.
         log_probs: of the sampled tokens, 0.0 elsewhere; as long as `tokens`.
         weight_versions: of the engine in each turn.
-        prompt_length: tokens before the first sampled one (all of them where there is none).
+        prompt_length, prompt_characters: tokens and text before the first answer; None where there is none.
     """
 
     text: str = ""
@@ -42,10 +42,8 @@ class Trajectory:
     loss_mask: tuple[int, ...] = ()
     log_probs: tuple[float, ...] = ()
     weight_versions: tuple[str, ...] = ()
-
-    @property
-    def prompt_length(self) -> int:
-        return self.loss_mask.index(1) if 1 in self.loss_mask else len(self.loss_mask)
+    prompt_length: int | None = None
+    prompt_characters: int | None = None
 
     def extended(self, text: str, tokens: Sequence[int]) -> Trajectory:
         """With text that no engine sampled behind it."""
@@ -65,6 +63,8 @@ class Trajectory:
             loss_mask=(*self.loss_mask, *[1] * len(tokens)),
             log_probs=(*self.log_probs, *log_probs),
             weight_versions=(*self.weight_versions, version),
+            prompt_length=len(self.tokens) if self.prompt_length is None else self.prompt_length,
+            prompt_characters=len(self.text) if self.prompt_characters is None else self.prompt_characters,
         )
 
     def cut(self, text: str, count: int) -> Trajectory:
@@ -86,7 +86,7 @@ class Trajectory:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "prompt_length": self.prompt_length}
+        return dataclasses.asdict(self)
 
 
 class Session:

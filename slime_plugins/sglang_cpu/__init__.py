@@ -50,9 +50,10 @@ def prepare_server(settings: dict[str, Any]) -> None:
     Args:
         settings: keyword arguments for `ServerArgs`, changed in place.
     """
-    from slime_plugins.sglang_cpu import hooks
+    from slime_plugins.sglang_cpu import disaggregation, hooks
 
     hooks.verify()
+    disaggregation.prepare(settings)
     # SGLang takes a device's number for a NUMA node's; here a device is a share of the machine.
     settings["base_gpu_id"] = 0
     ranks = settings.get("tp_size", 1) * settings.get("pp_size", 1) // settings.get("nnodes", 1)

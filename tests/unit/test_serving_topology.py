@@ -157,6 +157,12 @@ def test_broken_files_are_refused(base: BaseConfig, capsys: pytest.CaptureFixtur
     assert part in error and "serve.yaml" in error
 
 
+@pytest.mark.parametrize("mode", [[], ["--colocate"], ["--debug-rollout-only"]])
+def test_the_file_says_how_many_devices_there_are(base: BaseConfig, mode: list[str]) -> None:
+    path = base.write("serve.yaml", "sglang: [{name: a, server_groups: [{num_gpus: 3}]}]")
+    assert base.parse("--sglang-config", path, *mode).rollout_num_gpus == 3
+
+
 def test_devices_must_add_up(base: BaseConfig, capsys: pytest.CaptureFixture[str]) -> None:
     path = base.write("serve.yaml", "sglang: [{name: a, server_groups: [{num_gpus: 3}]}]")
     error = refused(base, capsys, "--sglang-config", path, "--rollout-num-gpus", 4)

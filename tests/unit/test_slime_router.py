@@ -134,6 +134,7 @@ def test_three_turns_by_text_keep_the_sampled_tokens() -> None:
             args = rollout_args(sglang_router_port=served.port)
             sample = await fill_sample(args, Sample(session_id="s", index=1), text)
             assert (sample.tokens, sample.response_length) == (kept["tokens"], 9)
+            assert sample.response == "ab?cabc?c"
             assert sample.loss_mask == kept["loss_mask"][2:]
             sample.check_lengths()
 

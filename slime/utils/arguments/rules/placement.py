@@ -22,7 +22,7 @@ def resolve_devices(context: Context) -> None:
     actor = args.actor_num_nodes * args.actor_num_gpus_per_node
     if args.debug_train_only:
         context.fill_none("rollout_num_gpus", 0)
-    elif args.colocate or args.debug_rollout_only:
+    elif (args.colocate or args.debug_rollout_only) and not args.sglang_config:  # which says how many it places
         context.fill_none("rollout_num_gpus", actor)
     if args.debug_rollout_only:
         args.colocate = False
