@@ -64,3 +64,7 @@ def test_training(gloo_world: Callable[[int], GlooWorld], trained: dict[str, str
 
 def test_frozen(gloo_world: Callable[[int], GlooWorld], trained: dict[str, str]) -> None:
     gloo_world(1).run(vision_scenarios.scenario_frozen, trained)
+
+
+def test_critic(gloo_world: Callable[[int], GlooWorld], context: dict[str, str]) -> None:
+    gloo_world(1).run(vision_scenarios.scenario_critic, context)

@@ -145,6 +145,31 @@ def scenario_frozen(context: dict[str, str]) -> None:
             assert torch.allclose(gradient, reference, rtol=1e-4, atol=1e-6), name
 
 
+def scenario_critic(context: dict[str, str]) -> None:
+    """A critic sees as well: its values of packed samples are those of single ones, and depend on the images."""
+    from slime.backends.megatron_utils.data import get_data_iterator
+    from slime.backends.megatron_utils.loss import get_values
+    from slime.backends.megatron_utils.model import forward_only
+    from slime.backends.megatron_utils.optimizer import initialize_model_and_optimizer
+
+    values = []
+    for batching in ("--micro-batch-size 1", "--micro-batch-size 8"):
+        case = Case("vision", f"{FROZEN} --advantage-estimator ppo", batching, rollout="images")
+        args = layout_matrix.case_args(case, f"{context['models']}/vision")
+        args.loss_type = "value_loss"
+        init_layout(args)
+        model, *_ = initialize_model_and_optimizer(args, "critic")
+        data = layout_matrix.rank_rollout(args, case, model)
+        iterator, counts = get_data_iterator(data), data["num_microbatches"]
+        values.append(torch.cat(forward_only(get_values, args, model, iterator, counts)["values"]))
+    for sample in data["multimodal_train_inputs"]:
+        if sample:
+            sample["pixel_values"].zero_()
+    blind = torch.cat(forward_only(get_values, args, model, iterator, counts)["values"])
+    assert torch.allclose(values[0], values[1], atol=1e-5)
+    assert (values[1] - blind).abs().max() > 1e-3
+
+
 def _weights(directory: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
