@@ -4,7 +4,6 @@ from __future__ import annotations
 
 DISAGGREGATED = "it comes with disaggregated and asynchronous training"
 FAULT_TOLERANCE = "it comes with fault tolerance"
-TOPOLOGIES = "it comes with serving topologies"
 ROLLOUT = "it comes with the wider set of rollout features"
 MODELS = "it comes with more model families"
 TEACHER = "it comes with the teacher server"
