@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,6 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # On a busy machine Ray would kill workers for the memory of others.
     os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # noqa: SIM112 (Ray's spelling)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # Processes that are older than the cluster join it too, so its token is made first.
+    os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", secrets.token_hex(32)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("SLIME_ACCELERATOR", "cpu")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

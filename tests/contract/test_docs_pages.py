@@ -10,6 +10,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from slime.observability.metric_catalog import SECTIONS, find_metric
+from tests.support.syntax_tree import syntax_tree
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SOURCES = [path for path in (REPOSITORY / "slime").rglob("*.py") if path.name != "metric_catalog.py"]
@@ -27,7 +28,7 @@ def unknown(names: set[str]) -> list[str]:
 
 
 def test_timers_are_in_the_catalogue() -> None:
-    calls = [node for path in SOURCES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    calls = [node for path in SOURCES for node in ast.walk(syntax_tree(path)) if isinstance(node, ast.Call)]
     timers = [call for call in calls if getattr(call.func, "id", "") in ("timer", "inverse_timer") and call.args]
     names = {call.args[0].value for call in timers if isinstance(call.args[0], ast.Constant)}
     assert {"train_wait", "actor_train", "update_weights"} <= names
@@ -35,7 +36,7 @@ def test_timers_are_in_the_catalogue() -> None:
 
 
 def test_names_in_the_code_are_in_the_catalogue() -> None:
-    constants = (node for path in SOURCES for node in ast.walk(ast.parse(path.read_text())))
+    constants = (node for path in SOURCES for node in ast.walk(syntax_tree(path)))
     texts = {node.value for node in constants if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     names = {
         text
@@ -54,7 +55,7 @@ def test_loss_terms_are_in_the_catalogue() -> None:
     for path in folder.glob("*.py"):
         if path.name == "mis.py":  # its names get the prefix mis_
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(syntax_tree(path)):
             if isinstance(node, ast.Assign | ast.AugAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 if any(re.search(r"(metrics|terms)\b", ast.unparse(target)) for target in targets):

@@ -31,6 +31,7 @@ from slime.utils.arguments.source import package_folder
 from slime.utils.arguments.table import flag_table
 from tests.support.base_config import HF_CONFIG, BaseConfig
 from tests.support.model_configs import published_config
+from tests.support.syntax_tree import syntax_tree
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).with_name("slime_flags.txt")
@@ -78,7 +79,7 @@ DECIDES = {
 
 def attributes_read(path: Path) -> set[str]:
     """Names that a file reads from a namespace of arguments: `args.name`, or a name that stands alone as a text."""
-    tree = ast.parse(path.read_text())
+    tree = syntax_tree(path)
     loads = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load))
     of_args = {node.attr for node in loads if re.search(r"(^|[._])args$", ast.unparse(node.value))}
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}

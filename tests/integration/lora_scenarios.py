@@ -48,7 +48,7 @@ def check_adapted(context: dict[str, str], name: str, flags: str) -> None:
     expected = read_tensors(merged)
     for key, tensor in read_tensors(out / "merged").items():
         torch.testing.assert_close(
-            tensor, expected.pop(key), rtol=2e-7, atol=1e-8, msg=lambda text, key=key: key + text
+            tensor, expected.pop(key), rtol=2e-6, atol=1e-7, msg=lambda text, key=key: key + text
         )
     assert not expected
     save_adapter(args, out / "adapter", model)

@@ -143,6 +143,7 @@ def log_from_ranks(log_dir: str) -> dict[str, float] | None:
     }
     train_metric_utils.log_rollout_data(7, args, rollout_data)
     train_metric_utils.log_multi_turn_data(7, args, rollout_data)
+    Timer().reset()  # other tests have trained in this process
     Timer().add("actor_train", 2.0)
     Timer().add("train", 3.0)
     Timer().add("train_wait", 1.0)

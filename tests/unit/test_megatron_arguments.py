@@ -68,7 +68,7 @@ def test_optimizer_and_ddp_config(base: BaseConfig) -> None:
 def test_experts(base: BaseConfig) -> None:
     experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
     base.write_model_config({**HF_CONFIG, **experts, "model_type": "qwen3_moe", "mlp_only_layers": [0]})
-    config = transformer_config_from_args(base.parse())
+    config = transformer_config_from_args(base.parse("--debug-train-only"))
     assert (config.num_moe_experts, config.moe_router_topk, config.moe_ffn_hidden_size) == (8, 2, 32)
     assert config.moe_layer_freq == [0, 1, 1, 1]
     assert (config.moe_router_load_balancing_type, config.moe_aux_loss_coeff) == ("none", 0.0)
