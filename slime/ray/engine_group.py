@@ -10,8 +10,9 @@ from typing import Any
 
 import ray
 
+from slime.backends.sglang_utils.control_client import CONTROL_SECONDS
 from slime.backends.sglang_utils.sglang_config import ModelConfig, SglangConfig
-from slime.backends.sglang_utils.sglang_engine import CONTROL_SECONDS, TRANSFER_SECONDS
+from slime.backends.sglang_utils.sglang_engine import TRANSFER_SECONDS
 from slime.ray.external_group import external_deployment, external_groups
 from slime.ray.placement_group import Placement, placement_group_layout
 from slime.ray.router import Router, start_router

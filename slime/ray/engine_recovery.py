@@ -12,7 +12,8 @@ from typing import Any
 
 import ray
 
-from slime.backends.sglang_utils.sglang_engine import CONTROL_SECONDS, TRANSFER_SECONDS
+from slime.backends.sglang_utils.control_client import CONTROL_SECONDS
+from slime.backends.sglang_utils.sglang_engine import TRANSFER_SECONDS
 from slime.ray.engine_group import REGISTER_SECONDS, RolloutServer
 from slime.ray.failures import summary
 from slime.ray.router import deregister_worker

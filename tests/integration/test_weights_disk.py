@@ -76,7 +76,7 @@ def test_deltas(
 
 def test_an_engine_on_two_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both pull; they hold weights together or none."""
-    monkeypatch.setattr("slime.backends.sglang_utils.sglang_engine.get_all", results_of)
+    monkeypatch.setattr("slime.backends.sglang_utils.engine_weights.get_all", results_of)
     source = version_folder(tmp_path / "shared", 1)
     source.mkdir(parents=True)
     save_file({"a": np.ones(3)}, source / "model.safetensors")

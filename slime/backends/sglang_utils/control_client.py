@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+CONTROL_SECONDS = 60.0  # deadline of a request that only changes a server's state
 _BODY_IN_MESSAGE = 2000
 
 

@@ -9,11 +9,11 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
-from slime.backends.sglang_utils.control_client import ControlClient, ControlError
+from slime.backends.sglang_utils.control_client import CONTROL_SECONDS, ControlClient, ControlError
 from slime.backends.sglang_utils.external import ExternalEngineInfo
 from slime.backends.sglang_utils.server_args import EngineShape
 from slime.backends.sglang_utils.server_process import ServerDied, ServerStartError
-from slime.backends.sglang_utils.sglang_engine import CONTROL_SECONDS, SGLangEngine
+from slime.backends.sglang_utils.sglang_engine import SGLangEngine
 from slime.ray.router import deregister_worker
 
 logger = logging.getLogger(__name__)
