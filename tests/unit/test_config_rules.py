@@ -268,6 +268,15 @@ def test_mixture_of_experts(base: BaseConfig, capsys: pytest.CaptureFixture[str]
     assert "alltoall or flex" in refused(base, capsys, "--moe-token-dispatcher-type", "allgather")
 
 
+def test_a_wrong_evaluation_yaml_names_its_key(base: BaseConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    path = base.write(
+        "eval.yaml", f"eval:\n  defaults: {{temprature: 0.6}}\n  datasets: [{{name: a, path: {base.prompts}}}]\n"
+    )
+    assert "temprature" in refused(base, capsys, "--eval-interval", "1", "--eval-config", path)
+    twice = ("--eval-prompt-data", "a", base.prompts, "a", base.prompts)
+    assert "'a'" in refused(base, capsys, "--eval-interval", "1", *twice)
+
+
 def test_device_limits_are_reported(base: BaseConfig, caplog: pytest.LogCaptureFixture) -> None:
     base.parse("--moe-permute-fusion", "--attention-backend", "flash")
     assert "not available on this device (cpu), without effect: --moe-permute-fusion" in caplog.text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-DISAGGREGATED = "it comes with disaggregated and asynchronous training"
+DISAGGREGATED = "it is not built yet"
 FAULT_TOLERANCE = "it comes with fault tolerance"
 ROLLOUT = "it comes with the wider set of rollout features"
 MODELS = "it comes with more model families"

@@ -21,6 +21,7 @@ def resolve_evaluation(context: Context) -> None:
         args.eval_datasets = _read(context)
     except ValueError as error:
         context.problems.add(f"{context.name(source)}: {error}")
+        args.eval_datasets = []  # later rules go through it
     if args.eval_datasets:
         args.eval_prompt_data = [word for config in args.eval_datasets for word in (config.name, config.path)]
 
