@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 def save_eval_samples(log_dir: str | Path, rollout_id: int, data: Mapping[str, Mapping[str, Any]]) -> list[Path]:
     """Write `{log_dir}/eval/<data set>/<rollout_id>.jsonl`, a line per answer, for each data set with samples.
 
+    Nothing is overwritten: a second evaluation of that id (before the first rollout, and after it) is `<id>-2.jsonl`.
+
     Args:
         data: data set name → {"rewards": numbers, "samples": Samples}, as an evaluation function returns it.
 
@@ -28,7 +30,7 @@ def save_eval_samples(log_dir: str | Path, rollout_id: int, data: Mapping[str, M
     for name, result in data.items():
         if not result.get("samples"):
             continue
-        path = Path(log_dir) / "eval" / quote(name, safe=" ") / f"{rollout_id}.jsonl"
+        path = _free_path(Path(log_dir) / "eval" / quote(name, safe=" "), rollout_id)
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".jsonl.{os.getpid()}")
         with open(unfinished, "w", encoding="utf-8", errors="backslashreplace") as file:
@@ -39,6 +41,14 @@ def save_eval_samples(log_dir: str | Path, rollout_id: int, data: Mapping[str, M
     if paths:
         logger.info("saved the answers of evaluation %d: %s", rollout_id, ", ".join(map(str, paths)))
     return paths
+
+
+def _free_path(folder: Path, rollout_id: int) -> Path:
+    path, number = folder / f"{rollout_id}.jsonl", 1
+    while path.exists():
+        number += 1
+        path = folder / f"{rollout_id}-{number}.jsonl"
+    return path
 
 
 def _rows(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

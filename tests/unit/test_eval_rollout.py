@@ -177,6 +177,9 @@ def test_the_manager_writes_the_answers(args: Namespace, tmp_path: Path) -> None
     manager.eval_generate_rollout = lambda *_, evaluation: RolloutFnEvalOutput(data=data)
     assert manager.eval(7)["eval/e"] == 1.0
     assert len((tmp_path / "logs" / "eval" / "e" / "7.jsonl").read_text().splitlines()) == 6
+    manager.eval(7)  # as before and after the first rollout: neither replaces the other
+    names = sorted(path.name for path in (tmp_path / "logs" / "eval" / "e").iterdir())
+    assert names == ["7-2.jsonl", "7.jsonl"]
 
 
 @pytest.mark.parametrize("limit", [None, 1])
