@@ -35,7 +35,7 @@ class Sums(DataSource):
 
     def add_samples(self, samples: list[list[Sample]]) -> None:
         """Groups that were cut off come back here (--partial-rollout)."""
-        raise NotImplementedError("sums that were cut off are not continued")
+        raise ValueError("sums that were cut off are not continued: run without --partial-rollout")
 
     def save(self, rollout_id: int) -> None:
         folder = Path(self.args.save, "rollout")

@@ -117,6 +117,10 @@ def _resolve_num_rollout(args: Namespace, per_epoch: int | None) -> None:
     args.num_rollout_per_epoch = None
     if args.num_rollout is not None:
         return
+    if per_epoch is None:
+        raise ValueError(
+            f"--num-epoch {args.num_epoch} needs a data source that has a length; else give --num-rollout"
+        )
     if not per_epoch:
         raise ValueError(
             f"--num-epoch {args.num_epoch}: the prompt set has fewer prompts than "

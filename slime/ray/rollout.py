@@ -51,8 +51,8 @@ class RolloutManager(EngineControl):
         collect_rarely()
 
     def get_num_rollout_per_epoch(self) -> int | None:
-        """Rollouts that one pass over the prompts takes; None without a prompt set."""
-        if not self.args.rollout_global_dataset:
+        """Rollouts that one pass over the prompts takes; None without a prompt set, or one that has no length."""
+        if not self.args.rollout_global_dataset or not hasattr(self.data_source, "__len__"):
             return None
         return len(self.data_source) // self.args.rollout_batch_size
 

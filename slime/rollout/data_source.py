@@ -47,10 +47,6 @@ class DataSource(abc.ABC):
     def load(self, rollout_id: int | None = None) -> None:
         """Go to the position after rollout `rollout_id`."""
 
-    def __len__(self) -> int:
-        """Number of prompts."""
-        raise NotImplementedError
-
 
 class RolloutDataSource(DataSource):
     """Prompts of `--prompt-data`, epoch after epoch; of several files in the ratio of their weights.

@@ -268,6 +268,12 @@ def test_mixture_of_experts(base: BaseConfig, capsys: pytest.CaptureFixture[str]
     assert "alltoall or flex" in refused(base, capsys, "--moe-token-dispatcher-type", "allgather")
 
 
+def test_settings_without_their_interval_are_reported(base: BaseConfig, caplog: pytest.LogCaptureFixture) -> None:
+    base.parse("--save", base.folder / "saved", "--eval-prompt-data", "a", base.prompts)
+    assert "saved without --save-interval: no checkpoint is saved" in caplog.text
+    assert "without --eval-interval: nothing is evaluated" in caplog.text
+
+
 def test_a_wrong_evaluation_yaml_names_its_key(base: BaseConfig, capsys: pytest.CaptureFixture[str]) -> None:
     path = base.write(
         "eval.yaml", f"eval:\n  defaults: {{temprature: 0.6}}\n  datasets: [{{name: a, path: {base.prompts}}}]\n"

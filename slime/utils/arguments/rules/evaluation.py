@@ -32,6 +32,8 @@ def check_evaluation(context: Context) -> None:
     for config in args.eval_datasets:
         wanted = wanted_columns(config.input_key, config.label_key, config.tool_key, config.multimodal_keys)
         check_data_file(context, f"evaluation data set {config.name!r}", config.path, wanted)
+    if args.eval_datasets and args.eval_interval is None:
+        context.notice("evaluation data sets without --eval-interval: nothing is evaluated")
     if args.eval_interval is not None and not args.debug_train_only:
         context.require(
             args.eval_config or args.eval_prompt_data,

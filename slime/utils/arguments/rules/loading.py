@@ -98,6 +98,8 @@ def check_saving(context: Context) -> None:
     args = context.args
     context.needs("save_interval", "save")
     context.needs("keep_checkpoints", "save")
+    if args.save is not None and args.save_interval is None and context.given("save"):
+        context.notice("%s without --save-interval: no checkpoint is saved", context.shown("save"))
     context.needs("max_restarts", "save_interval")
     for dest in ("start_rollout_id", "ckpt_step", "no_load_optim", "no_load_rng"):
         if args.max_restarts and context.given(dest):
