@@ -1,41 +1,4 @@
 # Architecture flags of Kimi-K2-Thinking: those of Kimi-K2 with a longer context.
-MODEL_ARGS=(
-    --num-layers 61
-    --hidden-size 7168
-    --ffn-hidden-size 18432
-    --num-attention-heads 64
-    --multi-latent-attention
-    --q-lora-rank 1536
-    --kv-lora-rank 512
-    --qk-head-dim 128
-    --qk-pos-emb-head-dim 64
-    --v-head-dim 128
-    --vocab-size 163840
-    --swiglu
-    --disable-bias-linear
-    --normalization RMSNorm
-    --qk-layernorm
-    --use-rotary-position-embeddings
-    --rotary-base 50000
-    --rope-type yarn
-    --rotary-scaling-factor 64
-    --original-max-position-embeddings 4096
-    --mscale 1.0
-    --mscale-all-dim 1.0
-    --untie-embeddings-and-output-weights
-    --num-experts 384
-    --moe-router-topk 8
-    --moe-ffn-hidden-size 2048
-    --moe-shared-expert-intermediate-size 2048
-    --moe-layer-freq "([0]*1+[1]*60)"
-    --moe-router-score-function sigmoid
-    --moe-router-enable-expert-bias
-    --moe-router-bias-update-rate 0
-    --moe-router-topk-scaling-factor 2.827
-    --moe-router-dtype fp32
-    --moe-router-load-balancing-type none
-    --moe-aux-loss-coeff 0
-    --moe-token-dispatcher-type alltoall
-    --moe-grouped-gemm
-    --moe-permute-fusion
-)
+# shellcheck disable=SC1091
+source "$(dirname "${BASH_SOURCE[0]}")/kimi-k2.sh"
+MODEL_ARGS+=(--rotary-scaling-factor 64) # the last one counts

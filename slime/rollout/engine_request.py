@@ -103,6 +103,28 @@ def build_payload(args: Any, sample: Sample, sampling_params: dict[str, Any]) ->
     }
 
 
+def next_payload(args: Any, state: Any, sample: Sample, sampling_params: dict[str, Any]) -> dict[str, Any] | None:
+    """Body of the request for the (rest of the) sample's answer; fills in the prompt's ids.
+
+    None when there is none to send, with the reason as the sample's status: the rollout is being stopped (ABORTED),
+    or nothing is left of its budget (TRUNCATED).
+
+    Args:
+        state: the process's `GenerateState`.
+    """
+    if state.aborted:
+        sample.status = Sample.Status.ABORTED
+        return None
+    if sample.response_length == 0:
+        sample.tokens = prompt_token_ids(state, sample)
+    check_token_ids(args, sample, state.tokenizer)
+    budget = response_budget(args, sample, sampling_params["max_new_tokens"])
+    if budget <= 0:
+        sample.status = Sample.Status.TRUNCATED
+        return None
+    return build_payload(args, sample, {**sampling_params, "max_new_tokens": budget})
+
+
 def request_headers(args: Any, sample: Sample) -> dict[str, str] | None:
     """Keeps a session on one engine where the router's policy can, as slime's own router does."""
     sticky = getattr(args, "use_slime_router", False) or getattr(args, "router_policy", None) in SESSION_POLICIES

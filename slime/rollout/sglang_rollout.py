@@ -16,12 +16,9 @@ from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, 
 from slime.rollout.engine_abort import drain
 from slime.rollout.engine_choice import generate_url
 from slime.rollout.engine_request import (
-    build_payload,
-    check_token_ids,
-    prompt_token_ids,
+    next_payload,
     read_output,
     request_headers,
-    response_budget,
     retry_limits,
     router_url,
     sampling_seed,
@@ -82,18 +79,10 @@ async def generate(args: Namespace, sample: Sample, sampling_params: dict[str, A
     TRUNCATED and no request is sent.
     """
     state = GenerateState(args)
-    if state.aborted:
-        sample.status = Sample.Status.ABORTED
-        return sample
     resumed = sample.response_length > 0
-    if not resumed:
-        sample.tokens = prompt_token_ids(state, sample)
-    check_token_ids(args, sample, state.tokenizer)
-    budget = response_budget(args, sample, sampling_params["max_new_tokens"])
-    if budget <= 0:
-        sample.status = Sample.Status.TRUNCATED
+    payload = next_payload(args, state, sample, sampling_params)
+    if payload is None:
         return sample
-    payload = build_payload(args, sample, {**sampling_params, "max_new_tokens": budget})
     url = await generate_url(args, state.engines, sample)
     with trace_span(sample, "sglang_generate") as span:
         output = await _request(args, sample, url, payload)

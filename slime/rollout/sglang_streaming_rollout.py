@@ -17,12 +17,9 @@ import orjson
 
 from slime.rollout import sglang_rollout
 from slime.rollout.engine_request import (
-    build_payload,
-    check_token_ids,
-    prompt_token_ids,
+    next_payload,
     read_output,
     request_headers,
-    response_budget,
     router_url,
 )
 from slime.utils.http_utils import REQUEST_TIMEOUT, RETRIED_STATUS, HttpError, client
@@ -41,17 +38,9 @@ async def generate_streaming(args: Namespace, sample: Sample, sampling_params: d
     if getattr(args, "use_rollout_routing_replay", False):
         raise ValueError("generate_streaming does not carry routed experts (--use-rollout-routing-replay)")
     state = sglang_rollout.GenerateState(args)
-    if state.aborted:
-        sample.status = Sample.Status.ABORTED
+    payload = next_payload(args, state, sample, sampling_params)
+    if payload is None:
         return sample
-    if sample.response_length == 0:
-        sample.tokens = prompt_token_ids(state, sample)
-    check_token_ids(args, sample, state.tokenizer)
-    budget = response_budget(args, sample, sampling_params["max_new_tokens"])
-    if budget <= 0:
-        sample.status = Sample.Status.TRUNCATED
-        return sample
-    payload = build_payload(args, sample, {**sampling_params, "max_new_tokens": budget})
     url = router_url((args.sglang_router_ip, args.sglang_router_port), "/generate")
     sample.status = Sample.Status.ABORTED  # until the stream says how it ended
     done = 0
